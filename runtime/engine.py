@@ -1,0 +1,207 @@
+"""A pack, ready to turn tokens into tokens."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from lmpack.errors import UsageError
+from lmpack.pack import Pack
+from runtime.activations import activation_nbytes
+from runtime.dense_weights import DenseWeights
+from runtime.expert_cache import ExpertCache
+from runtime.expert_store import open_store
+from runtime.kernels.kernels import load_kernels
+from runtime.kv_cache import KVCache, kv_nbytes
+from runtime.memory_budget import MemoryBudget
+from runtime.model import Model
+from runtime.model_config import ModelConfig
+from runtime.sampler import Sampler, SamplingParams
+from runtime.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import TracebackType
+
+    from torch import Tensor
+
+    from profiles.routing_recorder import RoutingRecorder
+    from runtime.kernels.kernels import Kernels
+    from runtime.tokenizer import Tokenizer
+
+PREFILL_CHUNK = 512  # tokens; the same whatever the budget, so that the budget cannot change a bit
+DEFAULT_CONTEXT = 4096  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedToken:
+    """One step's choice; log-probabilities are natural logarithms of the unfiltered distribution."""
+
+    token_id: int
+    logprob: float
+    top_logprobs: tuple[tuple[int, float], ...]  # best first, as many as SamplingParams.logprobs
+
+
+@dataclass(slots=True)
+class Timings:
+    """Tokens and seconds spent so far, apart for prompts and for what was generated."""
+
+    prefill_tokens: int = 0
+    prefill_s: float = 0.0
+    decode_tokens: int = 0
+    decode_s: float = 0.0
+
+    def add(self, num_tokens: int, spent_s: float) -> None:
+        """A forward pass of one token counts as decoding, a longer one as prefill."""
+        if num_tokens == 1:
+            self.decode_tokens += 1
+            self.decode_s += spent_s
+        else:
+            self.prefill_tokens += num_tokens
+            self.prefill_s += spent_s
+
+
+@dataclass(slots=True)
+class Engine:
+    """Generates from a pack within a memory budget; made by `Engine.load`, freed by `close`."""
+
+    pack: Pack
+    config: ModelConfig
+    tokenizer: Tokenizer
+    budget: MemoryBudget
+    cache: ExpertCache
+    kernels: Kernels
+    model: Model
+    context_length: int
+    timings: Timings
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        ram: int | None = None,
+        io: str = "auto",
+        kernels: str = "auto",
+        device: str = "cpu",
+        num_threads: int | None = None,
+        context_length: int | None = None,
+        recorder: RoutingRecorder | None = None,
+    ) -> Engine:
+        """Open a pack for generation.
+
+        `ram` is a hard limit in bytes on all the process keeps (None: what is free now, less headroom);
+        `context_length` in tokens (None: the model's, at most DEFAULT_CONTEXT). Raises PackError,
+        UnsupportedError for architectures that cannot run, BudgetError naming the smallest budget.
+        """
+        pack = Pack.open(Path(path))
+        config = ModelConfig.parse(pack.manifest.config)
+        context_length = _check_context(context_length, config)
+        num_threads = num_threads or len(os.sched_getaffinity(0))
+        torch_device = torch.device(device)
+        budget = MemoryBudget.plan(
+            pack.manifest,
+            ram_nbytes=ram,
+            dense_nbytes=sum(info.nbytes for info in pack.manifest.shared),
+            kv_nbytes=kv_nbytes(config, context_length),
+            buffers_nbytes=activation_nbytes(pack.manifest, config, context_length, PREFILL_CHUNK),
+        )
+        torch.set_num_threads(num_threads)
+        weights = DenseWeights(pack, torch_device)
+        loaded_kernels = load_kernels(kernels, num_threads=num_threads)
+        cache = ExpertCache(open_store(io, pack, budget), budget)
+        model = Model(pack.manifest, config, weights, cache, loaded_kernels, recorder, context_length)
+        tokenizer = load_tokenizer(pack)
+        return cls(pack, config, tokenizer, budget, cache, loaded_kernels, model, context_length, Timings())
+
+    def new_kv(self) -> KVCache:
+        """An empty KV cache of this engine's context length."""
+        return KVCache(self.config, self.context_length, self.model.device)
+
+    def forward(self, token_ids: Sequence[int], kv: KVCache, *, all_logits: bool = False) -> Tensor:
+        """Logits float32 [1, vocab] after the last of `token_ids`, or [n, vocab] after each; kv moves on."""
+        with torch.inference_mode():
+            hidden = self.hidden(token_ids, kv)
+            return self.model.logits(hidden if all_logits else hidden[-1:])
+
+    def hidden(self, token_ids: Sequence[int], kv: KVCache) -> Tensor:
+        """Final hidden states float32 [n, hidden] of `token_ids`, which follow the cache's; kv moves on."""
+        self._check_ids(token_ids)
+        kv.require(len(token_ids))
+        started = time.perf_counter()
+        with torch.inference_mode():
+            chunks = [
+                self.model.forward(token_ids[first : first + PREFILL_CHUNK], kv)
+                for first in range(0, len(token_ids), PREFILL_CHUNK)
+            ]
+        self.timings.add(len(token_ids), time.perf_counter() - started)
+        return torch.cat(chunks)
+
+    def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, kv: KVCache | None = None
+    ) -> Iterator[GeneratedToken]:
+        """Yield tokens until an end-of-generation token, `max_tokens`, or a full context.
+
+        The end token itself is not yielded. A `kv` from an earlier turn saves the prefix it shares with
+        `prompt_ids`. Raises UsageError when the prompt is empty or does not fit.
+        """
+        if not prompt_ids:
+            raise UsageError("the prompt has no tokens; this model has no start token, so give it some text")
+        kv = kv if kv is not None else self.new_kv()
+        known = kv.keep_prefix(prompt_ids[:-1])
+        sampler = Sampler(params)
+        past = list(prompt_ids)
+        pending: Sequence[int] = prompt_ids[known:]
+        for _ in range(params.max_tokens):
+            if kv.num_tokens + len(pending) > kv.context_length and len(past) > len(prompt_ids):
+                return
+            logits = self.forward(pending, kv)[0]
+            token_id = sampler.sample(logits, past)
+            if token_id in self.tokenizer.eog_ids and not params.ignore_eos:
+                return
+            yield _describe(token_id, logits, params.logprobs)
+            past.append(token_id)
+            pending = [token_id]
+
+    def close(self) -> None:
+        """Free the experts' memory and join all threads; the engine is of no use afterwards."""
+        self.cache.close()
+        self.kernels.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_ids(self, token_ids: Sequence[int]) -> None:
+        vocab_size = self.config.vocab_size
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise UsageError(f"token id {token_id} is outside of the vocabulary of {vocab_size}")
+
+
+def _check_context(context_length: int | None, config: ModelConfig) -> int:
+    longest = config.max_position_embeddings
+    if context_length is None:
+        return min(longest, DEFAULT_CONTEXT)
+    if not 1 <= context_length <= longest:
+        raise UsageError(f"context of {context_length} tokens: this model allows 1 to {longest}")
+    return context_length
+
+
+def _describe(token_id: int, logits: Tensor, num_logprobs: int) -> GeneratedToken:
+    logprobs = logits.log_softmax(-1)
+    best = logprobs.topk(min(num_logprobs, len(logprobs)))
+    return GeneratedToken(
+        token_id,
+        float(logprobs[token_id]),
+        tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)),
+    )

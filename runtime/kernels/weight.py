@@ -1,0 +1,36 @@
+"""A matrix in the blocks that the checkpoint stores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import gguf
+import numpy as np
+import torch
+
+from lmpack.errors import UnsupportedError
+
+_PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weight:
+    """A [out_features, in_features] matrix over memory that somebody else owns."""
+
+    storage: torch.Tensor  # uint8, one-dimensional, contiguous, on the compute device
+    dtype: str
+    shape: tuple[int, int]  # [out_features, in_features]
+
+    def float32(self) -> torch.Tensor:
+        """The dequantised matrix, float32 [out_features, in_features], by gguf's own codecs."""
+        if self.dtype in _PLAIN_DTYPES:
+            return self.storage.view(_PLAIN_DTYPES[self.dtype]).view(self.shape).float()
+        rows = self.storage.cpu().numpy().reshape(self.shape[0], -1)
+        try:
+            floats = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[self.dtype])
+        except (KeyError, NotImplementedError):
+            raise UnsupportedError(
+                f"a {self.dtype} matrix of shape {list(self.shape)}: the gguf package has no codec for this dtype; "
+                f"convert from another quantization"
+            ) from None
+        return torch.from_numpy(np.ascontiguousarray(floats, dtype=np.float32)).to(self.storage.device)

@@ -1,0 +1,159 @@
+"""A decoder-only transformer, built from a pack's tensors and its family's declaration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as F
+
+from runtime.attention import Attention, AttentionWeights
+from runtime.families.registry import find_family
+from runtime.moe import MoE, SharedExpert, SwiGLU
+from runtime.rope import Rope
+from runtime.router import Router
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from lmpack.manifest import Manifest
+    from profiles.routing_recorder import RoutingRecorder
+    from runtime.dense_weights import DenseWeights
+    from runtime.expert_cache import ExpertCache
+    from runtime.kernels.kernels import Kernels
+    from runtime.kv_cache import KVCache
+    from runtime.model_config import ModelConfig
+    from runtime.moe import FeedForward
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    attention_norm: Tensor  # [hidden]
+    attention: Attention
+    feed_forward_norm: Tensor  # [hidden]
+    feed_forward: FeedForward
+
+
+class Model:
+    """Token ids -> logits; the experts come through the cache it was built with."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        config: ModelConfig,
+        weights: DenseWeights,
+        cache: ExpertCache,
+        kernels: Kernels,
+        recorder: RoutingRecorder | None,
+        context_length: int,
+    ) -> None:
+        family = find_family(manifest.architecture)
+        self.config = config
+        self.kernels = kernels
+        self.embedding = weights.matrix("token_embd.weight")
+        self.device = weights.device
+        self.output_norm = weights.vector("output_norm.weight")
+        self.output = weights.optional_matrix("output.weight") or self.embedding
+        self.rope = Rope(
+            config,
+            family.gguf_rope if manifest.source.kind == "gguf" else "half",
+            context_length,
+            weights.optional_vector("rope_freqs.weight"),
+            weights.device,
+        )
+        build = _LayerBuilder(manifest, config, weights, cache, kernels, recorder)
+        self.layers = [build.layer(layer) for layer in range(config.num_hidden_layers)]
+
+    def forward(self, token_ids: Sequence[int], kv: KVCache) -> Tensor:
+        """Final hidden states float32 [n, hidden] of the n tokens that follow the cache's; kv moves on."""
+        kv.require(len(token_ids))
+        x = self.kernels.embed(self.embedding, torch.tensor(token_ids, device=self.device)).clone()
+        for layer in self.layers:
+            x = x + layer.attention(self._norm(x, layer.attention_norm), kv, self.rope)
+            x = x + layer.feed_forward(self._norm(x, layer.feed_forward_norm))
+        kv.advance(token_ids)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits float32 [n, vocab] of final hidden states [n, hidden]."""
+        (logits,) = self.kernels.linear(self._norm(hidden, self.output_norm), (self.output,))
+        return logits.clone()
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+
+
+class _LayerBuilder:
+    """Finds a layer's tensors by their canonical names."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        config: ModelConfig,
+        weights: DenseWeights,
+        cache: ExpertCache,
+        kernels: Kernels,
+        recorder: RoutingRecorder | None,
+    ) -> None:
+        self.moe_layers = {entry.layer for entry in manifest.layers}
+        self.config = config
+        self.weights = weights
+        self.cache = cache
+        self.kernels = kernels
+        self.recorder = recorder
+
+    def layer(self, layer: int) -> Layer:
+        name = f"blk.{layer}"
+        return Layer(
+            attention_norm=self.weights.vector(f"{name}.attn_norm.weight"),
+            attention=self._attention(layer, name),
+            feed_forward_norm=self.weights.vector(f"{name}.ffn_norm.weight"),
+            feed_forward=self._moe(layer, name) if layer in self.moe_layers else self._swiglu(name, ""),
+        )
+
+    def _attention(self, layer: int, name: str) -> Attention:
+        weights = self.weights
+        return Attention(
+            layer,
+            self.config,
+            AttentionWeights(
+                q=weights.matrix(f"{name}.attn_q.weight"),
+                k=weights.matrix(f"{name}.attn_k.weight"),
+                v=weights.matrix(f"{name}.attn_v.weight"),
+                output=weights.matrix(f"{name}.attn_output.weight"),
+                q_bias=weights.optional_vector(f"{name}.attn_q.bias"),
+                k_bias=weights.optional_vector(f"{name}.attn_k.bias"),
+                v_bias=weights.optional_vector(f"{name}.attn_v.bias"),
+                output_bias=weights.optional_vector(f"{name}.attn_output.bias"),
+                q_norm=weights.optional_vector(f"{name}.attn_q_norm.weight"),
+                k_norm=weights.optional_vector(f"{name}.attn_k_norm.weight"),
+            ),
+            self.kernels,
+        )
+
+    def _moe(self, layer: int, name: str) -> MoE:
+        shared_expert = None
+        if f"{name}.ffn_gate_shexp.weight" in self.weights:
+            shared_expert = SharedExpert(
+                self._swiglu(name, "_shexp"), self.weights.optional_matrix(f"{name}.ffn_gate_inp_shexp.weight")
+            )
+        return MoE(
+            layer,
+            self.weights.matrix(f"{name}.ffn_gate_inp.weight"),
+            Router(self.config.num_experts_per_tok, self.config.norm_topk_prob),
+            shared_expert,
+            self.cache,
+            self.kernels,
+            self.recorder,
+        )
+
+    def _swiglu(self, name: str, suffix: str) -> SwiGLU:
+        gate, up, down = (
+            self.weights.matrix(f"{name}.ffn_{projection}{suffix}.weight") for projection in ("gate", "up", "down")
+        )
+        return SwiGLU(gate, up, down, self.kernels)
