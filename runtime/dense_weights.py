@@ -50,7 +50,11 @@ class DenseWeights:
         info = self._info(name)
         blocks = self._read(info).numpy()
         kind = gguf.GGMLQuantizationType[info.dtype]
-        floats = gguf.quants.dequantize(blocks, kind) if kind.name not in _PLAIN else blocks.view(_PLAIN[kind.name])
+        floats = (
+            gguf.quants.dequantize(blocks, kind)
+            if kind.name not in _PLAIN
+            else blocks.view(_PLAIN[kind.name])
+        )
         return torch.from_numpy(np.array(floats, dtype=np.float32)).to(self.device)
 
     def optional_vector(self, name: str) -> torch.Tensor | None:
@@ -72,7 +76,9 @@ class DenseWeights:
             while done < info.nbytes:
                 got = file.readinto(target[done : done + _READ_NBYTES])
                 if not got:
-                    raise StorageError(f"{path}: {info.name} ends at byte {done} of {info.nbytes}; run: lmpack validate")
+                    raise StorageError(
+                        f"{path}: {info.name} ends at byte {done} of {info.nbytes}; run: lmpack validate"
+                    )
                 done += got
             os.posix_fadvise(file.fileno(), info.offset, info.nbytes, os.POSIX_FADV_DONTNEED)
         self.nbytes += info.nbytes

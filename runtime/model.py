@@ -140,7 +140,8 @@ class _LayerBuilder:
         shared_expert = None
         if f"{name}.ffn_gate_shexp.weight" in self.weights:
             shared_expert = SharedExpert(
-                self._swiglu(name, "_shexp"), self.weights.optional_matrix(f"{name}.ffn_gate_inp_shexp.weight")
+                self._swiglu(name, "_shexp"),
+                self.weights.optional_matrix(f"{name}.ffn_gate_inp_shexp.weight"),
             )
         return MoE(
             layer,
@@ -154,6 +155,7 @@ class _LayerBuilder:
 
     def _swiglu(self, name: str, suffix: str) -> SwiGLU:
         gate, up, down = (
-            self.weights.matrix(f"{name}.ffn_{projection}{suffix}.weight") for projection in ("gate", "up", "down")
+            self.weights.matrix(f"{name}.ffn_{projection}{suffix}.weight")
+            for projection in ("gate", "up", "down")
         )
         return SwiGLU(gate, up, down, self.kernels)

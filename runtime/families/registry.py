@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from lmpack.errors import UnsupportedError
 from runtime.families import llama, olmoe, qwen
-from runtime.families.family import Family
+
+if TYPE_CHECKING:
+    from runtime.families.family import Family
 
 FAMILIES: dict[str, Family] = {
     name: module.FAMILY for module in (llama, olmoe, qwen) for name in module.FAMILY.architectures

@@ -1,0 +1,146 @@
+"""lmpack run: continue a prompt."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lmpack.cli.engine_options import EngineOptions, engine_options
+from lmpack.cli.report import print_json
+from lmpack.cli.sampling_options import sampling_options, sampling_params
+from lmpack.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from runtime.engine import Engine, GeneratedToken
+    from runtime.sampler import SamplingParams
+
+
+@click.command(
+    epilog="""Examples:
+
+\b
+  lmpack run qwen3.lmpack -p "Once upon a time" -n 64
+  lmpack run qwen3.lmpack -p "Once upon a time" --ram 8GiB --stats
+  lmpack run qwen3.lmpack -f prompt.txt --temperature 0.7 --min-p 0.05 --seed 1
+  lmpack run qwen3.lmpack -p "The capital of France is" -n 1 --logprobs 5 --json
+"""
+)
+@click.argument("pack", type=click.Path(exists=True))
+@click.option("-p", "--prompt", help="The text to continue.")
+@click.option(
+    "-f", "--file", type=click.Path(exists=True, dir_okay=False), help="Read the prompt from a file."
+)
+@click.option(
+    "--chat", is_flag=True, help="Put the prompt into the model's chat template, as a user's message."
+)
+@click.option("--no-bos", is_flag=True, help="Do not put the start token before the prompt.")
+@click.option("--parse-special", is_flag=True, help="Read <|special|> tokens in the prompt as such.")
+@click.option("--ignore-eos", is_flag=True, help="Go on where the model would stop.")
+@click.option(
+    "--logprobs",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="With --json: the N best log-probabilities of each token.",
+)
+@click.option("--stats", is_flag=True, help="Say at the end what ran, how fast, and what the cache did.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a stream of text.")
+@sampling_options
+@engine_options
+def command(
+    pack: str,
+    prompt: str | None,
+    file: str | None,
+    chat: bool,
+    no_bos: bool,
+    parse_special: bool,
+    ignore_eos: bool,
+    logprobs: int,
+    stats: bool,
+    as_json: bool,
+    sampling: dict[str, Any],
+    engine_options: EngineOptions,
+) -> None:
+    """Continue a prompt with the model in PACK; text streams to stdout."""
+    params = sampling_params(sampling, logprobs=logprobs, ignore_eos=ignore_eos)
+    text = _prompt_text(prompt, file)
+    with engine_options.load(pack) as engine:
+        if chat:
+            from runtime.chat_template import render_chat
+
+            text = render_chat(engine.tokenizer, [{"role": "user", "content": text}])
+        prompt_ids = engine.tokenizer.encode(
+            text, add_special=not no_bos and not chat, parse_special=parse_special or chat
+        )
+        generated, answer = stream_answer(engine, prompt_ids, params, _no_echo if as_json else _echo)
+        if as_json:
+            print_json(_document(engine, prompt_ids, generated, answer))
+        else:
+            click.echo()
+        if stats:
+            click.echo(engine.stats().describe(), err=True)
+
+
+def stream_answer(
+    engine: Engine,
+    prompt_ids: list[int],
+    params: SamplingParams,
+    echo: Callable[[str], None],
+    kv: Any = None,
+) -> tuple[list[GeneratedToken], str]:
+    """Generate, echo the text as it becomes final, and return the tokens and the whole text."""
+    from runtime.text_stream import TextStream
+
+    stream = TextStream(engine.tokenizer, stop=params.stop)
+    generated, pieces = [], []
+    for token in engine.generate(prompt_ids, params, kv):
+        generated.append(token)
+        pieces.append(stream.push(token.token_id))
+        echo(pieces[-1])
+        if stream.stopped:
+            break
+    pieces.append(stream.finish())
+    echo(pieces[-1])
+    return generated, "".join(pieces)
+
+
+def _echo(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _no_echo(text: str) -> None:
+    pass
+
+
+def _prompt_text(prompt: str | None, file: str | None) -> str:
+    if (prompt is None) == (file is None):
+        raise UsageError("give the prompt with either -p TEXT or -f FILE")
+    if prompt is not None:
+        return prompt
+    assert file is not None
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file}: byte {error.start} is not UTF-8; save the prompt as UTF-8 text") from error
+
+
+def _document(
+    engine: Engine, prompt_ids: list[int], generated: list[GeneratedToken], answer: str
+) -> dict[str, Any]:
+    return {
+        "prompt_token_ids": prompt_ids,
+        "token_ids": [token.token_id for token in generated],
+        "text": answer,
+        "logprobs": [token.logprob for token in generated],
+        "top_logprobs": [
+            [{"token_id": token_id, "logprob": logprob} for token_id, logprob in token.top_logprobs]
+            for token in generated
+        ],
+        "stats": engine.stats().to_json(),
+    }

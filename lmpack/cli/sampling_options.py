@@ -1,0 +1,65 @@
+"""The options of every command that draws tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from runtime.sampler import SamplingParams
+
+
+def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the sampling options; the command gets them as `sampling`, a dict for `sampling_params`."""
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens", "stop")
+
+    @click.option(
+        "-n",
+        "--max-tokens",
+        type=click.IntRange(min=0),
+        default=128,
+        show_default=True,
+        help="Tokens to generate at most.",
+    )
+    @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
+    @click.option("--top-k", type=int, default=0, show_default=True, help="Keep the k likeliest; 0 is off.")
+    @click.option(
+        "--top-p",
+        type=float,
+        default=1.0,
+        show_default=True,
+        help="Keep the likeliest that hold this share of the probability.",
+    )
+    @click.option(
+        "--min-p",
+        type=float,
+        default=0.0,
+        show_default=True,
+        help="Keep those at least this likely, relative to the likeliest.",
+    )
+    @click.option(
+        "--repetition-penalty",
+        type=float,
+        default=1.0,
+        show_default=True,
+        help="Above 1 makes recent tokens less likely.",
+    )
+    @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same text.")
+    @click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be repeated.")
+    def wrapped(**options: Any) -> Any:
+        sampling = {name: options.pop(name) for name in names}
+        return command(sampling=sampling, **options)
+
+    wrapped.__name__ = command.__name__
+    wrapped.__doc__ = command.__doc__
+    return wrapped
+
+
+def sampling_params(sampling: dict[str, Any], **more: Any) -> SamplingParams:
+    """The options as SamplingParams; UsageError when one makes no sense."""
+    from runtime.sampler import SamplingParams
+
+    return SamplingParams(**sampling, **more)
