@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import gguf
-import numpy as np
 import torch
 
 from lmpack.errors import PackError, StorageError, UnsupportedError
@@ -36,10 +34,8 @@ class DenseWeights:
         """A tensor in its stored blocks as [out_features, in_features]; a vector becomes one row."""
         if name not in self._weights:
             info = self._info(name)
-            if len(info.shape) not in (1, 2):
-                raise UnsupportedError(f"{name}: shape {list(info.shape)} is no matrix")
-            rows, columns = info.shape if len(info.shape) == 2 else (1, info.shape[0])
-            self._weights[name] = Weight(self._read(info).to(self.device), info.dtype, (rows, columns))
+            storage = self._read(info).to(self.device)
+            self._weights[name] = Weight(storage, info.dtype, _matrix_shape(info))
         return self._weights[name]
 
     def optional_matrix(self, name: str) -> Weight | None:
@@ -48,14 +44,7 @@ class DenseWeights:
     def vector(self, name: str) -> torch.Tensor:
         """A one-dimensional tensor (norm, bias) as float32."""
         info = self._info(name)
-        blocks = self._read(info).numpy()
-        kind = gguf.GGMLQuantizationType[info.dtype]
-        floats = (
-            gguf.quants.dequantize(blocks, kind)
-            if kind.name not in _PLAIN
-            else blocks.view(_PLAIN[kind.name])
-        )
-        return torch.from_numpy(np.array(floats, dtype=np.float32)).to(self.device)
+        return Weight(self._read(info), info.dtype, _matrix_shape(info)).float32().flatten().to(self.device)
 
     def optional_vector(self, name: str) -> torch.Tensor | None:
         return self.vector(name) if name in self else None
@@ -85,4 +74,9 @@ class DenseWeights:
         return storage
 
 
-_PLAIN = {"F32": np.float32, "F16": np.float16}
+def _matrix_shape(info: TensorInfo) -> tuple[int, int]:
+    if len(info.shape) == 1:
+        return 1, info.shape[0]
+    if len(info.shape) == 2:
+        return info.shape[0], info.shape[1]
+    raise UnsupportedError(f"{info.name}: shape {list(info.shape)} is neither a vector nor a matrix")

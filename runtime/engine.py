@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,11 @@ from runtime.dense_weights import DenseWeights
 from runtime.expert_cache import ExpertCache
 from runtime.expert_store import open_store
 from runtime.kernels.kernels import load_kernels
-from runtime.kv_cache import KVCache, kv_nbytes
+from runtime.kv_cache import KV_DTYPES, KVCache, kv_nbytes
 from runtime.memory_budget import MemoryBudget
 from runtime.model import Model
 from runtime.model_config import ModelConfig
+from runtime.run_stats import RunStats
 from runtime.sampler import Sampler, SamplingParams
 from runtime.tokenizer import load_tokenizer
 
@@ -78,6 +80,8 @@ class Engine:
     kernels: Kernels
     model: Model
     context_length: int
+    kv_dtype: str
+    num_threads: int
     timings: Timings
 
     @classmethod
@@ -91,6 +95,7 @@ class Engine:
         device: str = "cpu",
         num_threads: int | None = None,
         context_length: int | None = None,
+        kv_dtype: str = "f16",
         recorder: RoutingRecorder | None = None,
     ) -> Engine:
         """Open a pack for generation.
@@ -108,7 +113,7 @@ class Engine:
             pack.manifest,
             ram_nbytes=ram,
             dense_nbytes=sum(info.nbytes for info in pack.manifest.shared),
-            kv_nbytes=kv_nbytes(config, context_length),
+            kv_nbytes=kv_nbytes(config, context_length, KV_DTYPES[kv_dtype]),
             buffers_nbytes=activation_nbytes(pack.manifest, config, context_length, PREFILL_CHUNK),
         )
         torch.set_num_threads(num_threads)
@@ -117,11 +122,23 @@ class Engine:
         cache = ExpertCache(open_store(io, pack, budget), budget)
         model = Model(pack.manifest, config, weights, cache, loaded_kernels, recorder, context_length)
         tokenizer = load_tokenizer(pack)
-        return cls(pack, config, tokenizer, budget, cache, loaded_kernels, model, context_length, Timings())
+        return cls(
+            pack=pack,
+            config=config,
+            tokenizer=tokenizer,
+            budget=budget,
+            cache=cache,
+            kernels=loaded_kernels,
+            model=model,
+            context_length=context_length,
+            kv_dtype=kv_dtype,
+            num_threads=num_threads,
+            timings=Timings(),
+        )
 
     def new_kv(self) -> KVCache:
         """An empty KV cache of this engine's context length."""
-        return KVCache(self.config, self.context_length, self.model.device)
+        return KVCache(self.config, self.context_length, KV_DTYPES[self.kv_dtype], self.model.device)
 
     def forward(self, token_ids: Sequence[int], kv: KVCache, *, all_logits: bool = False) -> Tensor:
         """Logits float32 [1, vocab] after the last of `token_ids`, or [n, vocab] after each; kv moves on."""
@@ -167,6 +184,29 @@ class Engine:
             yield _describe(token_id, logits, params.logprobs)
             past.append(token_id)
             pending = [token_id]
+
+    def stats(self) -> RunStats:
+        """What this engine used and did since it was loaded."""
+        return RunStats(
+            architecture=self.pack.manifest.architecture,
+            kernels=self.kernels.name,
+            store=self.cache.store.name,
+            policy=self.cache.policy_name,
+            num_threads=self.num_threads,
+            context_length=self.context_length,
+            ram_nbytes=self.budget.total_nbytes,
+            expert_slots_nbytes=self.budget.experts_nbytes,
+            prefill_tokens=self.timings.prefill_tokens,
+            prefill_s=self.timings.prefill_s,
+            decode_tokens=self.timings.decode_tokens,
+            decode_s=self.timings.decode_s,
+            hits=self.cache.hits,
+            misses=self.cache.misses,
+            evictions=self.cache.evictions,
+            bytes_read=self.cache.bytes_read,
+            read_s=self.cache.read_s,
+            peak_rss_nbytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        )
 
     def close(self) -> None:
         """Free the experts' memory and join all threads; the engine is of no use afterwards."""

@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 
     from runtime.model_config import ModelConfig
 
-KV_DTYPE = torch.float16
+KV_DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 
 
 class KVCache:
-    """Room for `context_length` tokens of keys and values, in float16, and the ids of those it holds."""
+    """Room for `context_length` tokens of keys and values, and the ids of those it holds."""
 
-    def __init__(self, config: ModelConfig, context_length: int, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, context_length: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         shape = (config.num_hidden_layers, config.num_key_value_heads, context_length, config.head_dim)
-        self.keys = torch.empty(shape, dtype=KV_DTYPE, device=device)  # memory is touched as tokens come
-        self.values = torch.empty(shape, dtype=KV_DTYPE, device=device)
+        self.keys = torch.empty(shape, dtype=dtype, device=device)  # memory is touched as tokens come
+        self.values = torch.empty(shape, dtype=dtype, device=device)
         self.context_length = context_length
         self.token_ids: list[int] = []
 
@@ -63,7 +65,7 @@ class KVCache:
         return common
 
 
-def kv_nbytes(config: ModelConfig, context_length: int) -> int:
+def kv_nbytes(config: ModelConfig, context_length: int, dtype: torch.dtype) -> int:
     """Bytes that a KVCache of this length takes when it is full."""
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    return per_token * context_length * KV_DTYPE.itemsize
+    return per_token * context_length * dtype.itemsize

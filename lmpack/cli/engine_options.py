@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import functools
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +26,7 @@ class EngineOptions:
     kernels: str
     threads: int | None
     context: int | None
+    kv_dtype: str
 
     def with_context(self, context: int) -> EngineOptions:
         """The same with another context length in tokens."""
@@ -41,6 +43,7 @@ class EngineOptions:
             kernels=self.kernels,
             num_threads=self.threads,
             context_length=self.context,
+            kv_dtype=self.kv_dtype,
             recorder=recorder,
         )
         click.echo(
@@ -52,7 +55,7 @@ class EngineOptions:
 
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --ram, --io, --kernels, --threads, --context; the command gets them as `engine_options`."""
+    """Add the options that load a model; the command gets them as `engine_options`."""
 
     @click.option("--ram", metavar="SIZE", help="Hard memory limit, such as 8GiB. Default: what is free now.")
     @click.option(
@@ -78,11 +81,17 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="TOKENS",
         help="Room for prompt and answer. Default: the model's, at most 4096.",
     )
-    def wrapped(
-        ram: str | None, io: str, kernels: str, threads: int | None, context: int | None, **rest: Any
-    ) -> Any:
-        return command(engine_options=EngineOptions(ram, io, kernels, threads, context), **rest)
+    @click.option(
+        "--kv-dtype",
+        type=click.Choice(["f16", "bf16", "f32"]),
+        default="f16",
+        show_default=True,
+        help="What keys and values are kept in.",
+    )
+    @functools.wraps(command)
+    def wrapped(**options: Any) -> Any:
+        names = [field.name for field in fields(EngineOptions)]
+        chosen = EngineOptions(**{name: options.pop(name) for name in names})
+        return command(engine_options=chosen, **options)
 
-    wrapped.__name__ = command.__name__
-    wrapped.__doc__ = command.__doc__
     return wrapped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -49,12 +50,11 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same text.")
     @click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be repeated.")
+    @functools.wraps(command)
     def wrapped(**options: Any) -> Any:
         sampling = {name: options.pop(name) for name in names}
         return command(sampling=sampling, **options)
 
-    wrapped.__name__ = command.__name__
-    wrapped.__doc__ = command.__doc__
     return wrapped
 
 
