@@ -1,0 +1,94 @@
+"""Drive: what a file system has room for, why it refused, and when everything is really on it."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from lmpack.byte_size import format_nbytes
+from lmpack.errors import LmpackError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_ADVICE = {
+    errno.ENOSPC: "no space (or inodes) left on the drive; free some and start again",
+    errno.EDQUOT: "your disk quota is used up; free some space and start again",
+    errno.EROFS: "the file system is read-only; choose another destination",
+    errno.EACCES: "permission denied; choose another destination or change its permissions",
+    errno.EPERM: "permission denied; choose another destination or change its permissions",
+    errno.EFBIG: "the file system cannot hold a file this large; choose another drive",
+    errno.ENAMETOOLONG: "the name is too long for this file system; choose a shorter one",
+    errno.EIO: "the drive reports an input/output error; check it before you trust it",
+}
+
+
+def check_space(path: Path, nbytes: int, num_files: int) -> None:
+    """Raise StorageError when the drive that path would be on lacks room for these bytes and files.
+
+    The path itself need not exist; only what an ordinary user may fill counts.
+    """
+    existing = path.absolute()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    with storage_errors(existing):
+        drive = os.statvfs(existing)
+    free_nbytes = drive.f_bavail * drive.f_frsize
+    if free_nbytes < nbytes:
+        raise StorageError(
+            f"{path}: needs {format_nbytes(nbytes)}, {existing} has {format_nbytes(free_nbytes)} free; "
+            "free some space or choose another drive"
+        )
+    if (
+        drive.f_files and drive.f_favail < num_files
+    ):  # btrfs and others report no inodes at all: they never run out
+        raise StorageError(
+            f"{path}: needs {num_files} files, {existing} has only {drive.f_favail} inodes free; "
+            "delete small files or choose another drive"
+        )
+
+
+@contextmanager
+def storage_errors(path: Path | str) -> Iterator[None]:
+    """Turn an OSError inside the block into a StorageError that names path and says what to do."""
+    try:
+        yield
+    except LmpackError:
+        raise
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0, error.strerror or str(error))
+        raise StorageError(f"{path}: {advice}") from error
+
+
+def sync_tree(path: Path) -> None:
+    """Return once every file and folder below path is on the drive; raise OSError when it refuses.
+
+    Linux's syncfs does it in one call for the whole file system; elsewhere each file is synced by itself.
+    """
+    syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    if syncfs is None:
+        for folder, _, names in os.walk(path):
+            for name in names:
+                sync_path(os.path.join(folder, name))
+            sync_path(folder)
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if syncfs(descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), os.fspath(path))
+    finally:
+        os.close(descriptor)
+
+
+def sync_path(path: Path | str) -> None:
+    """Return once one file, or the names in one folder, are on the drive."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,345 @@
+"""Manifest: what a pack holds, parsed strictly from a manifest.json that nobody vouches for.
+
+FORMAT.md is the specification; this module writes and reads the JSON and knows nothing about files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from lmpack.alignment import MAX_PAGE_SIZE, MIN_PAGE_SIZE, align_up, is_page_size
+from lmpack.dtype import dtype_nbytes
+from lmpack.errors import ManifestError, PackError
+from lmpack.layer_entry import ExpertEntry, ExpertPart, LayerEntry, parse_dtype_and_shape, parse_layers
+from lmpack.source_file import Source, SourceFile, SourceSegment, parse_source
+from lmpack.strict_json import (
+    JsonError,
+    check_bool,
+    check_int,
+    check_list,
+    check_object,
+    check_pattern,
+    check_sha256,
+    check_str,
+    parse_json,
+    shown,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+__all__ = [
+    "ConfigValue",
+    "ExpertEntry",
+    "ExpertPart",
+    "LayerEntry",
+    "Manifest",
+    "Source",
+    "SourceFile",
+    "SourceSegment",
+    "TensorInfo",
+    "lay_out_shared",
+]
+
+FORMAT_NAME = "lmpack"
+FORMAT_VERSION = 1
+MANIFEST_FILE = "manifest.json"
+SHARED_FILE = "shared.bin"
+PROFILES_FOLDER = "profiles/"
+MAX_MANIFEST_NBYTES = 64 * 1024 * 1024
+"""The largest models (60 layers of 384 experts) need 8 MB; more than this is an attack or a mistake."""
+MAX_SHARED_TENSORS = 1_048_576
+MAX_TENSOR_NAME = 512
+MAX_CONFIG_KEYS = 1024
+MAX_CONFIG_LIST = 65_536
+MAX_TEXT = 4096
+
+ConfigScalar = bool | int | float | str
+ConfigValue = ConfigScalar | list[ConfigScalar]
+
+_PREFIX = f'{{"format": "{FORMAT_NAME}", "version": {FORMAT_VERSION}, "pack_id": "'.encode()
+_NO_ID = b"0" * 64
+_MANIFEST_KEYS = frozenset(
+    {
+        "format",
+        "version",
+        "pack_id",
+        "page_size",
+        "architecture",
+        "config",
+        "reproducible",
+        "reason",
+        "source",
+        "layers",
+        "shared_nbytes",
+        "shared",
+    }
+)
+_TENSOR_KEYS = frozenset({"name", "dtype", "shape", "offset", "nbytes", "sha256"})
+_ARCHITECTURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")
+_CONFIG_KEY = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of shared.bin."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]  # numpy order
+    offset: int  # in shared.bin, a multiple of the page size
+    nbytes: int
+    sha256: str  # of the tensor's bytes, without padding
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything a reader needs to find, check and map the bytes of a pack."""
+
+    page_size: int
+    architecture: str
+    config: Mapping[str, ConfigValue]
+    layers: tuple[LayerEntry, ...]  # only those with routed experts, sorted
+    shared: tuple[TensorInfo, ...]
+    shared_nbytes: int
+    source: Source
+    reproducible: bool
+    reason: str
+    pack_id: str
+    _layer_index: dict[int, LayerEntry] = field(init=False, repr=False, compare=False)
+    _tensor_index: dict[str, TensorInfo] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Index layers by number and shared tensors by name."""
+        object.__setattr__(self, "_layer_index", {entry.layer: entry for entry in self.layers})
+        object.__setattr__(self, "_tensor_index", {tensor.name: tensor for tensor in self.shared})
+
+    @property
+    def num_experts(self) -> int:
+        """How many routed experts all layers have together."""
+        return sum(entry.num_experts for entry in self.layers)
+
+    def layer(self, layer: int) -> LayerEntry:
+        """Return a layer's entry; raise PackError when it has no routed experts."""
+        entry = self._layer_index.get(layer)
+        if entry is None:
+            raise PackError(f"layer {layer} of the pack {self.pack_id[:12]} has no routed experts")
+        return entry
+
+    def tensor(self, name: str) -> TensorInfo:
+        """Return a shared tensor's entry; raise PackError when the pack has none of this name."""
+        tensor = self._tensor_index.get(name)
+        if tensor is None:
+            raise PackError(f"the pack {self.pack_id[:12]} has no shared tensor {name!r}")
+        return tensor
+
+    def has_tensor(self, name: str) -> bool:
+        """Tell whether the pack has a shared tensor of this name."""
+        return name in self._tensor_index
+
+    @classmethod
+    def parse(cls, raw: bytes, where: Path) -> Manifest:
+        """Check every value of manifest.json; raise ManifestError, naming the file `where`, on the first bad one."""
+        try:
+            return _parse(raw)
+        except JsonError as error:
+            raise ManifestError(f"{where}: {error}") from None
+
+    def sealed(self) -> Manifest:
+        """Return this manifest with the pack_id that its bytes give."""
+        return replace(self, pack_id=pack_id_of(_dump(self)))
+
+    def to_bytes(self) -> bytes:
+        """Return the bytes of manifest.json, the same on every machine; pack_id is computed, not copied."""
+        raw = _dump(self)
+        return raw.replace(_PREFIX + _NO_ID, _PREFIX + pack_id_of(raw).encode(), 1)
+
+
+def pack_id_of(raw: bytes) -> str:
+    """Return the SHA-256 of manifest.json with the digits of its pack_id set to zero, in hex."""
+    start = len(_PREFIX)
+    return hashlib.sha256(raw[:start] + _NO_ID + raw[start + len(_NO_ID) :]).hexdigest()
+
+
+def lay_out_shared(
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]], page_size: int
+) -> tuple[tuple[TensorInfo, ...], int]:
+    """Place (name, dtype, shape) tensors as format 1 does: in order, each on a page; return them and the file's size.
+
+    sha256 is left empty. Raises UnsupportedError as dtype_nbytes does.
+    """
+    placed: list[TensorInfo] = []
+    end = 0
+    for name, dtype, shape in tensors:
+        tensor = TensorInfo(name, dtype, shape, align_up(end, page_size), dtype_nbytes(dtype, shape), "")
+        placed.append(tensor)
+        end = tensor.offset + tensor.nbytes
+    return tuple(placed), align_up(end, page_size)
+
+
+def _parse(raw: bytes) -> Manifest:
+    if len(raw) > MAX_MANIFEST_NBYTES:
+        raise JsonError(f"{len(raw)} bytes, the largest allowed manifest has {MAX_MANIFEST_NBYTES}")
+    document = parse_json(raw)
+    if not isinstance(document, dict) or document.get("format") != FORMAT_NAME:
+        raise JsonError(f'not an lmpack manifest: "format" must be "{FORMAT_NAME}"')
+    version = check_int(document.get("version"), "version")
+    if version != FORMAT_VERSION:
+        raise JsonError(
+            f"format version {version} is not known, this lmpack reads version {FORMAT_VERSION}; "
+            "convert the model again, or use the lmpack that wrote it"
+        )
+    fields = check_object(document, _MANIFEST_KEYS, "manifest")
+    if not raw.startswith(_PREFIX):
+        raise JsonError(f"must begin with the bytes {_PREFIX.decode()}")
+    pack_id = check_sha256(fields["pack_id"], "pack_id")
+    if pack_id != pack_id_of(raw):
+        raise JsonError(
+            f"pack_id is {pack_id[:12]}…, the manifest's bytes give {pack_id_of(raw)[:12]}…; it was changed"
+        )
+    page_size = check_int(fields["page_size"], "page_size", least=MIN_PAGE_SIZE, most=MAX_PAGE_SIZE)
+    if not is_page_size(page_size):
+        raise JsonError(f"page_size: expected a power of two, got {page_size}")
+    layers = parse_layers(fields["layers"], page_size)
+    shared, shared_nbytes = _parse_shared(fields, page_size)
+    reproducible = check_bool(fields["reproducible"], "reproducible")
+    reason = check_str(fields["reason"], "reason", shortest=0, longest=MAX_TEXT)
+    if reproducible == bool(reason):
+        raise JsonError("reason: must say why a pack is not reproducible, and be empty when it is")
+    return Manifest(
+        page_size=page_size,
+        architecture=check_pattern(
+            fields["architecture"], _ARCHITECTURE, "architecture", "a name like qwen3moe"
+        ),
+        config=_parse_config(fields["config"]),
+        layers=layers,
+        shared=shared,
+        shared_nbytes=shared_nbytes,
+        source=parse_source(fields["source"], layers, {tensor.name: tensor.nbytes for tensor in shared}),
+        reproducible=reproducible,
+        reason=reason,
+        pack_id=pack_id,
+    )
+
+
+def _parse_shared(fields: Mapping[str, object], page_size: int) -> tuple[tuple[TensorInfo, ...], int]:
+    found: list[TensorInfo] = []
+    names: set[str] = set()
+    for number, value in enumerate(check_list(fields["shared"], "shared", longest=MAX_SHARED_TENSORS)):
+        at = f"shared tensor {number}"
+        tensor = check_object(value, _TENSOR_KEYS, at)
+        name = check_str(tensor["name"], f"{at} name", longest=MAX_TENSOR_NAME)
+        if name in names:
+            raise JsonError(f"{at}: the name {shown(name)} stands twice")
+        names.add(name)
+        at = f"shared tensor {shown(name)}"
+        dtype, shape = parse_dtype_and_shape(tensor["dtype"], tensor["shape"], at, least_dim=0)
+        offset = check_int(tensor["offset"], f"{at} offset")
+        nbytes = check_int(tensor["nbytes"], f"{at} nbytes")
+        found.append(
+            TensorInfo(name, dtype, shape, offset, nbytes, check_sha256(tensor["sha256"], f"{at} sha256"))
+        )
+    laid_out, shared_nbytes = lay_out_shared(((t.name, t.dtype, t.shape) for t in found), page_size)
+    for tensor_info, wanted in zip(found, laid_out, strict=True):
+        if (tensor_info.offset, tensor_info.nbytes) != (wanted.offset, wanted.nbytes):
+            raise JsonError(
+                f"shared tensor {shown(wanted.name)}: bytes {tensor_info.offset}+{tensor_info.nbytes}, "
+                f"its dtype, shape and place give {wanted.offset}+{wanted.nbytes}"
+            )
+    if check_int(fields["shared_nbytes"], "shared_nbytes") != shared_nbytes:
+        raise JsonError(f"shared_nbytes: {fields['shared_nbytes']}, the tensors give {shared_nbytes}")
+    return tuple(found), shared_nbytes
+
+
+def _parse_config(value: object) -> dict[str, ConfigValue]:
+    if not isinstance(value, dict) or len(value) > MAX_CONFIG_KEYS:
+        raise JsonError(f"config: expected an object of at most {MAX_CONFIG_KEYS} keys, got {shown(value)}")
+    config: dict[str, ConfigValue] = {}
+    for key, item in value.items():
+        check_pattern(key, _CONFIG_KEY, "config key", "letters, digits and _.-")
+        at = f"config {key}"
+        if isinstance(item, list):
+            check_list(item, at, longest=MAX_CONFIG_LIST)
+            config[key] = [_parse_scalar(element, at) for element in item]
+        else:
+            config[key] = _parse_scalar(item, at)
+    return config
+
+
+def _parse_scalar(value: object, at: str) -> ConfigScalar:
+    if isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        return check_str(value, at, shortest=0, longest=MAX_TEXT)
+    raise JsonError(f"{at}: expected true, false, a number, a string or a list of those, got {shown(value)}")
+
+
+def _dump(manifest: Manifest) -> bytes:
+    """Write the manifest with pack_id 0…0: one line for each expert, tensor and segment, ASCII only."""
+    values: dict[str, str] = {
+        "page_size": _json(manifest.page_size),
+        "architecture": _json(manifest.architecture),
+        "config": _json(dict(sorted(manifest.config.items()))),
+        "reproducible": _json(manifest.reproducible),
+        "reason": _json(manifest.reason),
+        "source": _dump_source(manifest.source),
+        "layers": _rows(
+            _open_ended(entry.to_json(), "experts", _dump_experts(entry.experts)) for entry in manifest.layers
+        ),
+        "shared_nbytes": _json(manifest.shared_nbytes),
+        "shared": _rows(_json(_tensor_json(tensor)) for tensor in manifest.shared),
+    }
+    lines = [f'"{key}": {value}' for key, value in values.items()]
+    return _PREFIX + _NO_ID + ('",\n' + ",\n".join(lines) + "\n}\n").encode("ascii")
+
+
+def _dump_source(source: Source) -> str:
+    files = (
+        _open_ended(
+            {
+                "name": file.name,
+                "nbytes": file.nbytes,
+                "sha256": file.sha256,
+                "kept": file.kept,
+                "kept_nbytes": file.kept_nbytes,
+                "kept_sha256": file.kept_sha256,
+            },
+            "segments",
+            _rows(_json({"offset": s.offset, "nbytes": s.nbytes, "tensor": s.tensor}) for s in file.segments),
+        )
+        for file in source.files
+    )
+    return _open_ended({"kind": source.kind}, "files", _rows(files))
+
+
+def _dump_experts(experts: Sequence[ExpertEntry]) -> str:
+    return _rows(_json({"file": e.file, "nbytes": e.nbytes, "sha256": e.sha256}) for e in experts)
+
+
+def _tensor_json(tensor: TensorInfo) -> dict[str, object]:
+    return {
+        "name": tensor.name,
+        "dtype": tensor.dtype,
+        "shape": list(tensor.shape),
+        "offset": tensor.offset,
+        "nbytes": tensor.nbytes,
+        "sha256": tensor.sha256,
+    }
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=True, allow_nan=False)
+
+
+def _rows(rows: Iterable[str]) -> str:
+    text = ",\n".join(rows)
+    return f"[\n{text}\n]" if text else "[]"
+
+
+def _open_ended(fields: Mapping[str, object], key: str, rows: str) -> str:
+    return f'{_json(fields)[:-1]}, "{key}": {rows}}}'
