@@ -160,9 +160,9 @@ def _parse_parts(fields: dict[str, object], at: str, page_size: int) -> tuple[tu
     found: list[ExpertPart] = []
     for number, value in enumerate(check_list(fields["parts"], f"{at} parts", shortest=1, longest=MAX_PARTS)):
         here = f"{at} part {number}"
-        part = check_object(value, _PART_KEYS, here)
+        entry = check_object(value, _PART_KEYS, here)
         role = check_pattern(
-            part["role"], _ROLE, f"{here} role", "lower-case letters, digits and _, at most 64"
+            entry["role"], _ROLE, f"{here} role", "lower-case letters, digits and _, at most 64"
         )
         if any(role == other.role for other in found):
             raise JsonError(f"{here}: the role {role!r} stands twice")
@@ -176,7 +176,7 @@ def _parse_parts(fields: dict[str, object], at: str, page_size: int) -> tuple[tu
                 f"{at} part {part.role}: bytes {part.offset}+{part.nbytes}, its dtype, shape and place give "
                 f"{wanted.offset}+{wanted.nbytes}"
             )
-    if check_int(fields["stride"], f"{at} stride") != stride or stride > MAX_INTEGER:
+    if check_int(fields["stride"], f"{at} stride") != stride:
         raise JsonError(f"{at} stride: {fields['stride']}, its parts give {stride}")
     return laid_out, stride
 
