@@ -22,6 +22,17 @@ class ExpertMatrix:
     offset: int  # bytes from the start of the slot
     nbytes: int
 
+    def followed_by(self, other: ExpertMatrix) -> ExpertMatrix | None:
+        """Both as one taller matrix, where the other's rows come right after these."""
+        if (
+            self.dtype != other.dtype
+            or self.shape[1] != other.shape[1]
+            or self.offset + self.nbytes != other.offset
+        ):
+            return None
+        shape = (self.shape[0] + other.shape[0], self.shape[1])
+        return ExpertMatrix(self.dtype, shape, self.offset, self.nbytes + other.nbytes)
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertMatrices:

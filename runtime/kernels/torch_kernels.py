@@ -35,7 +35,7 @@ class TorchKernels:
         assert x.shape[0] == slots.shape[0]
         matrices = ExpertMatrices.of(bank.parts)
         outputs = x.new_empty(*slots.shape, matrices.hidden_size)
-        for slot in slots.unique().tolist():
+        for slot in sorted(set(slots.flatten().tolist())):
             gate, up, down = (
                 _in_slot(bank, slot, matrix).float32()
                 for matrix in (matrices.gate, matrices.up, matrices.down)

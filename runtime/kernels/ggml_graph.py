@@ -1,0 +1,133 @@
+"""One ggml graph over memory that is handed in run by run: no ggml allocator, no backend, no copies."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import torch
+
+from runtime.kernels.ggml_library import GGML_TYPE_IDS, InitParams, PlanStruct, TensorStruct
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch import Tensor
+
+    from runtime.kernels.ggml_library import GGMLLibrary
+
+_MAX_TENSORS = 64
+_ALIGNMENT = 64  # a cache line
+_STATUS_SUCCESS = 0
+
+
+class Graph:
+    """Built once per shape: leaves, operations, finish(); afterwards a run only changes `data` pointers."""
+
+    def __init__(self, library: GGMLLibrary) -> None:
+        self._library = library
+        nbytes = _MAX_TENSORS * library.ggml_tensor_overhead()
+        nbytes += library.ggml_graph_overhead_custom(_MAX_TENSORS, False)
+        self._context = library.ggml_init(InitParams(nbytes, None, True))
+        if not self._context:
+            raise MemoryError("ggml_init")
+        self._graph = library.ggml_new_graph_custom(self._context, _MAX_TENSORS, False)
+        self._leaves: list[tuple[TensorStruct, int]] = []
+        self._operations: list[TensorStruct] = []
+        self._outputs: list[tuple[TensorStruct, tuple[int, ...]]] = []
+        self._kept: tuple[Tensor, ...] | None = None
+        self._inner: list[tuple[TensorStruct, int]] = []
+        self._plan = PlanStruct()
+        self._scratch_address = 0
+        self.scratch_nbytes = 0
+
+    @property
+    def num_leaves(self) -> int:
+        return len(self._leaves)
+
+    def leaf(self, dtype: str, *ne: int, offset: int = 0) -> TensorStruct:
+        """The caller's memory, in one to three dimensions in ggml's order, `offset` bytes after its address."""
+        new = getattr(self._library, f"ggml_new_tensor_{len(ne)}d")
+        tensor = TensorStruct.from_address(new(self._context, GGML_TYPE_IDS[dtype], *ne))
+        self._leaves.append((tensor, offset))
+        return tensor
+
+    def stacked_leaf(
+        self, dtype: str, shape: tuple[int, int], num_slots: int, stride: int, offset: int
+    ) -> TensorStruct:
+        """One [out_features, in_features] matrix of the caller's in each slot, `stride` bytes apart."""
+        stack = self.leaf(dtype, shape[1], shape[0], num_slots, offset=offset)
+        stack.nb[2] = stride
+        stack.nb[3] = stride * num_slots
+        return stack
+
+    def operation(self, name: str, *arguments: TensorStruct) -> TensorStruct:
+        """The result of ggml's function of this name over tensors of this graph."""
+        function = getattr(self._library, name)
+        address = function(self._context, *(ctypes.addressof(argument) for argument in arguments))
+        result = TensorStruct.from_address(address)
+        self._operations.append(result)
+        return result
+
+    def finish(
+        self,
+        outputs: Sequence[tuple[TensorStruct, tuple[int, ...]]],
+        *,
+        keep_outputs: bool,
+        num_threads: int,
+        threadpool: int,
+    ) -> Graph:
+        """Fix the order of the operations and where their results lie.
+
+        outputs: with the shapes of the torch tensors that run() returns, float32; kept ones are allocated here and
+        written again by every run, the others are new in each run.
+        """
+        library = self._library
+        self._outputs = list(outputs)
+        if keep_outputs:
+            self._kept = self._new_outputs()
+        for output, _ in outputs:
+            library.ggml_build_forward_expand(self._graph, ctypes.addressof(output))
+        self._plan = library.ggml_graph_plan(self._graph, num_threads, threadpool)
+        leaving = {ctypes.addressof(output) for output, _ in outputs}
+        end = align(self._plan.work_size)
+        for operation in self._operations:
+            address = ctypes.addressof(operation)
+            if address not in leaving:
+                self._inner.append((operation, end))
+                end += align(library.ggml_nbytes(address))
+        self.scratch_nbytes = end
+        return self
+
+    def run(self, scratch_address: int, addresses: Iterable[int]) -> tuple[Tensor, ...]:
+        """Compute the outputs from the leaves at these addresses, given in the order in which they were made.
+
+        scratch_address: of `scratch_nbytes` bytes, aligned to a cache line, that nobody else uses meanwhile.
+        """
+        if scratch_address != self._scratch_address:
+            self._scratch_address = scratch_address
+            self._plan.work_data = scratch_address
+            for tensor, offset in self._inner:
+                tensor.data = scratch_address + offset
+        for (tensor, offset), address in zip(self._leaves, addresses, strict=True):
+            tensor.data = address + offset
+        outputs = self._kept or self._new_outputs()
+        status = self._library.ggml_graph_compute(self._graph, ctypes.byref(self._plan))
+        if status != _STATUS_SUCCESS:
+            raise RuntimeError(f"ggml_graph_compute returned {status}")
+        return outputs
+
+    def close(self) -> None:
+        """Free ggml's side of it."""
+        self._library.ggml_free(self._context)
+
+    def _new_outputs(self) -> tuple[Tensor, ...]:
+        tensors = tuple(torch.empty(shape) for _, shape in self._outputs)
+        for (output, _), tensor in zip(self._outputs, tensors, strict=True):
+            output.data = tensor.data_ptr()
+        return tensors
+
+
+def align(nbytes: int) -> int:
+    """The next multiple of a cache line."""
+    return (nbytes + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT

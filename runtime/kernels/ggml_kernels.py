@@ -1,0 +1,188 @@
+"""The CPU kernels: ggml's products over quantized blocks, read where they lie.
+
+ggml rounds each row of activations to the type that it pairs with the weight's (Q8_K for K-quants, Q8_0, BF16, ...);
+results differ from the torch reference by that rounding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import torch
+
+from lmpack.dtype import dtype_nbytes
+from lmpack.errors import UnsupportedError
+from runtime.kernels.expert_matrices import ExpertMatrices
+from runtime.kernels.ggml_graph import Graph, align
+from runtime.kernels.ggml_library import ThreadpoolParams, load_ggml
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from torch import Tensor
+
+    from runtime.expert_bank import ExpertBank
+    from runtime.kernels.expert_matrices import ExpertMatrix
+    from runtime.kernels.ggml_library import TensorStruct
+    from runtime.kernels.weight import Weight
+
+_MAX_GRAPHS = 512  # a few KB each; prefills of many lengths leave theirs behind
+# Idle workers spin this long before they sleep: in ggml's unit, about 3 ms. Longer than Python takes between two
+# calls of one token, shorter than a read from the drive.
+_POLL = 1
+
+
+class GGMLKernels:
+    """Called from one thread at a time; close() ends its own threads."""
+
+    name = "ggml"
+
+    def __init__(self, num_threads: int) -> None:
+        """Load ggml and start its threads; UnsupportedError says why that cannot be."""
+        self._library = load_ggml()
+        self._num_threads = num_threads
+        params = ThreadpoolParams()
+        self._library.ggml_threadpool_params_init(ctypes.byref(params), num_threads)
+        params.poll = _POLL
+        self._threadpool = self._library.ggml_threadpool_new(ctypes.byref(params))
+        assert self._threadpool
+        self._graphs: dict[Hashable, Graph] = {}
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._scratch_address = 0
+
+    def embed(self, weight: Weight, token_ids: Tensor) -> Tensor:
+        n = len(token_ids)
+        if n == 0:
+            return torch.empty(0, weight.shape[1])
+        assert 0 <= int(token_ids.min()) <= int(token_ids.max()) < weight.shape[0]
+        key = ("embed", n, weight.dtype, weight.shape)
+        graph = self._graphs.get(key) or self._keep(key, self._embed_graph(n, weight))
+        ids = token_ids.to(torch.int32)
+        return graph.run(self._scratch_address, (_address(weight), ids.data_ptr()))[0]
+
+    def linear(self, x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
+        n = len(x)
+        if n == 0:
+            return tuple(x.new_empty(0, weight.shape[0]) for weight in weights)
+        assert x.dtype == torch.float32
+        x = x.contiguous()
+        key = ("linear", n, *[(weight.dtype, weight.shape) for weight in weights])
+        graph = self._graphs.get(key) or self._keep(key, self._linear_graph(n, weights))
+        return graph.run(self._scratch_address, (x.data_ptr(), *map(_address, weights)))
+
+    def expert_ffn(self, x: Tensor, slots: Tensor, bank: ExpertBank) -> Tensor:
+        n, k = slots.shape
+        assert len(x) == n
+        assert x.dtype == torch.float32
+        assert slots.dtype == torch.int32
+        if n * k == 0:
+            return x.new_empty(n, k, x.shape[1])
+        assert 0 <= int(slots.min()) <= int(slots.max()) < bank.num_slots
+        x, slots = x.contiguous(), slots.contiguous()
+        key = ("expert_ffn", n, k, bank.stride, bank.num_slots, bank.parts)
+        graph = self._graphs.get(key) or self._keep(key, self._expert_ffn_graph(n, k, bank))
+        projections = (bank.storage.data_ptr(),) * (graph.num_leaves - 2)
+        return graph.run(self._scratch_address, (x.data_ptr(), slots.data_ptr(), *projections))[0]
+
+    def feed_forward(self, x: Tensor, gate: Weight, up: Weight, down: Weight) -> Tensor:
+        n = len(x)
+        if n == 0:
+            return x.new_empty(0, down.shape[0])
+        assert x.dtype == torch.float32
+        x = x.contiguous()
+        weights = (gate, up, down)
+        key = ("feed_forward", n, *[(weight.dtype, weight.shape) for weight in weights])
+        graph = self._graphs.get(key) or self._keep(key, self._feed_forward_graph(n, *weights))
+        return graph.run(self._scratch_address, (x.data_ptr(), *map(_address, weights)))[0]
+
+    def close(self) -> None:
+        self._forget_graphs()
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        if self._threadpool is not None:
+            self._library.ggml_threadpool_free(self._threadpool)
+            self._threadpool = None
+
+    def _embed_graph(self, n: int, weight: Weight) -> Graph:
+        self._check(weight.dtype, weight.shape)
+        graph = Graph(self._library)
+        rows = graph.operation("ggml_get_rows", _matrix(graph, weight), graph.leaf("I32", n))
+        return self._finish(graph, n, (rows, (n, weight.shape[1])))
+
+    def _linear_graph(self, n: int, weights: Sequence[Weight]) -> Graph:
+        for weight in weights:
+            self._check(weight.dtype, weight.shape)
+        graph = Graph(self._library)
+        x = graph.leaf("F32", weights[0].shape[1], n)
+        products = [graph.operation("ggml_mul_mat", _matrix(graph, weight), x) for weight in weights]
+        shapes = [(n, weight.shape[0]) for weight in weights]
+        return self._finish(graph, n, *zip(products, shapes, strict=True))
+
+    def _feed_forward_graph(self, n: int, gate: Weight, up: Weight, down: Weight) -> Graph:
+        for weight in (gate, up, down):
+            self._check(weight.dtype, weight.shape)
+        graph = Graph(self._library)
+        x = graph.leaf("F32", gate.shape[1], n)
+        gated, raised = (graph.operation("ggml_mul_mat", _matrix(graph, weight), x) for weight in (gate, up))
+        inner = graph.operation("ggml_swiglu_split", gated, raised)
+        lowered = graph.operation("ggml_mul_mat", _matrix(graph, down), inner)
+        return self._finish(graph, n, (lowered, (n, down.shape[0])))
+
+    def _expert_ffn_graph(self, n: int, k: int, bank: ExpertBank) -> Graph:
+        experts = ExpertMatrices.of(bank.parts)
+        for matrix in (experts.gate, experts.up, experts.down):
+            self._check(matrix.dtype, matrix.shape)
+        graph = Graph(self._library)
+        hidden = experts.down.shape[0]
+        x = graph.leaf("F32", hidden, 1, n)
+        slots = graph.leaf("I32", k, n)
+
+        def product(matrix: ExpertMatrix, rows: TensorStruct) -> TensorStruct:
+            stack = graph.stacked_leaf(matrix.dtype, matrix.shape, bank.num_slots, bank.stride, matrix.offset)
+            return graph.operation("ggml_mul_mat_id", stack, rows, slots)
+
+        # Neighbours in the slot are one taller matrix: x is rounded once, and the threads meet less often.
+        if (joined := experts.gate.followed_by(experts.up)) is not None:
+            inner = graph.operation("ggml_swiglu", product(joined, x))
+        elif (joined := experts.up.followed_by(experts.gate)) is not None:
+            inner = graph.operation("ggml_swiglu_swapped", product(joined, x))
+        else:
+            inner = graph.operation("ggml_swiglu_split", product(experts.gate, x), product(experts.up, x))
+        return self._finish(graph, n, (product(experts.down, inner), (n, k, hidden)))
+
+    def _check(self, dtype: str, shape: tuple[int, int]) -> None:
+        if not self._library.multiplies(dtype):
+            raise UnsupportedError(
+                f"a {dtype} matrix of shape {list(shape)}: ggml {self._library.version} has no CPU product for this "
+                f"dtype; use the torch kernels"
+            )
+
+    def _finish(self, graph: Graph, n: int, *outputs: tuple[TensorStruct, tuple[int, ...]]) -> Graph:
+        return graph.finish(
+            outputs, keep_outputs=n == 1, num_threads=self._num_threads, threadpool=self._threadpool
+        )
+
+    def _keep(self, key: Hashable, graph: Graph) -> Graph:
+        """Remember a new graph, and make room in the scratch for it."""
+        if len(self._graphs) == _MAX_GRAPHS:
+            self._forget_graphs()
+        self._graphs[key] = graph
+        if align(graph.scratch_nbytes) + align(1) > len(self._scratch):
+            self._scratch = torch.empty(0, dtype=torch.uint8)  # free the old memory before asking for more
+            self._scratch = torch.empty(align(graph.scratch_nbytes) + align(1), dtype=torch.uint8)
+            self._scratch_address = align(self._scratch.data_ptr())
+        return graph
+
+    def _forget_graphs(self) -> None:
+        for graph in self._graphs.values():
+            graph.close()
+        self._graphs.clear()
+
+
+def _matrix(graph: Graph, weight: Weight) -> TensorStruct:
+    return graph.leaf(weight.dtype, weight.shape[1], weight.shape[0])
+
+
+def _address(weight: Weight) -> int:
+    assert weight.storage.numel() == dtype_nbytes(weight.dtype, weight.shape)
+    return weight.storage.data_ptr()
