@@ -114,8 +114,8 @@ def lay_out_parts(
 
 def parse_dtype_and_shape(
     dtype: object, shape: object, at: str, *, least_dim: int
-) -> tuple[str, tuple[int, ...]]:
-    """Check a tensor's dtype and shape, its size in bytes included."""
+) -> tuple[str, tuple[int, ...], int]:
+    """Check a tensor's dtype and shape; return them with the bytes they take."""
     name = check_str(dtype, f"{at} dtype", longest=32)
     dims = tuple(
         check_int(dim, f"{at} shape", least=least_dim)
@@ -127,7 +127,12 @@ def parse_dtype_and_shape(
         raise JsonError(f"{at}: {error}") from None
     if nbytes > MAX_INTEGER:
         raise JsonError(f"{at}: shape {list(dims)} takes {nbytes} bytes, more than a file can have")
-    return name, dims
+    return name, dims, nbytes
+
+
+def check_role(value: object, at: str) -> str:
+    """Return value as the role of an expert's part."""
+    return check_pattern(value, _ROLE, f"{at} role", "lower-case letters, digits and _, at most 64")
 
 
 def parse_layers(value: object, page_size: int) -> tuple[LayerEntry, ...]:
@@ -161,12 +166,10 @@ def _parse_parts(fields: dict[str, object], at: str, page_size: int) -> tuple[tu
     for number, value in enumerate(check_list(fields["parts"], f"{at} parts", shortest=1, longest=MAX_PARTS)):
         here = f"{at} part {number}"
         entry = check_object(value, _PART_KEYS, here)
-        role = check_pattern(
-            entry["role"], _ROLE, f"{here} role", "lower-case letters, digits and _, at most 64"
-        )
+        role = check_role(entry["role"], here)
         if any(role == other.role for other in found):
             raise JsonError(f"{here}: the role {role!r} stands twice")
-        dtype, shape = parse_dtype_and_shape(entry["dtype"], entry["shape"], here, least_dim=1)
+        dtype, shape, _ = parse_dtype_and_shape(entry["dtype"], entry["shape"], here, least_dim=1)
         offset = check_int(entry["offset"], f"{here} offset")
         found.append(ExpertPart(role, dtype, shape, offset, check_int(entry["nbytes"], f"{here} nbytes")))
     laid_out, stride = lay_out_parts(((p.role, p.dtype, p.shape) for p in found), page_size)

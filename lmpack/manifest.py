@@ -11,14 +11,15 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from lmpack.alignment import MAX_PAGE_SIZE, MIN_PAGE_SIZE, align_up, is_page_size
-from lmpack.dtype import dtype_nbytes
-from lmpack.errors import ManifestError, PackError
-from lmpack.layer_entry import ExpertEntry, ExpertPart, LayerEntry, parse_dtype_and_shape, parse_layers
+from lmpack.alignment import MAX_PAGE_SIZE, MIN_PAGE_SIZE, is_page_size
+from lmpack.errors import ManifestError, PackError, UnsupportedError
+from lmpack.layer_entry import ExpertEntry, ExpertPart, LayerEntry, parse_layers
 from lmpack.source_file import Source, SourceFile, SourceSegment, parse_source
 from lmpack.strict_json import (
+    MAX_INTEGER,
     JsonError,
     check_bool,
+    check_float,
     check_int,
     check_list,
     check_object,
@@ -28,6 +29,7 @@ from lmpack.strict_json import (
     parse_json,
     shown,
 )
+from lmpack.tensor_info import TensorInfo, parse_shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -43,7 +45,7 @@ __all__ = [
     "SourceFile",
     "SourceSegment",
     "TensorInfo",
-    "lay_out_shared",
+    "check_description",
 ]
 
 FORMAT_NAME = "lmpack"
@@ -52,9 +54,7 @@ MANIFEST_FILE = "manifest.json"
 SHARED_FILE = "shared.bin"
 PROFILES_FOLDER = "profiles/"
 MAX_MANIFEST_NBYTES = 64 * 1024 * 1024
-"""The largest models (60 layers of 384 experts) need 8 MB; more than this is an attack or a mistake."""
-MAX_SHARED_TENSORS = 1_048_576
-MAX_TENSOR_NAME = 512
+"""60 layers of 384 experts with six tensors each take 13 MB; more than this is an attack or a mistake."""
 MAX_CONFIG_KEYS = 1024
 MAX_CONFIG_LIST = 65_536
 MAX_TEXT = 4096
@@ -80,21 +80,8 @@ _MANIFEST_KEYS = frozenset(
         "shared",
     }
 )
-_TENSOR_KEYS = frozenset({"name", "dtype", "shape", "offset", "nbytes", "sha256"})
 _ARCHITECTURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")
 _CONFIG_KEY = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """One tensor of shared.bin."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]  # numpy order
-    offset: int  # in shared.bin, a multiple of the page size
-    nbytes: int
-    sha256: str  # of the tensor's bytes, without padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,20 +153,13 @@ def pack_id_of(raw: bytes) -> str:
     return hashlib.sha256(raw[:start] + _NO_ID + raw[start + len(_NO_ID) :]).hexdigest()
 
 
-def lay_out_shared(
-    tensors: Iterable[tuple[str, str, tuple[int, ...]]], page_size: int
-) -> tuple[tuple[TensorInfo, ...], int]:
-    """Place (name, dtype, shape) tensors as format 1 does: in order, each on a page; return them and the file's size.
-
-    sha256 is left empty. Raises UnsupportedError as dtype_nbytes does.
-    """
-    placed: list[TensorInfo] = []
-    end = 0
-    for name, dtype, shape in tensors:
-        tensor = TensorInfo(name, dtype, shape, align_up(end, page_size), dtype_nbytes(dtype, shape), "")
-        placed.append(tensor)
-        end = tensor.offset + tensor.nbytes
-    return tuple(placed), align_up(end, page_size)
+def check_description(architecture: str, config: Mapping[str, ConfigValue]) -> None:
+    """Raise UnsupportedError when a manifest cannot hold this architecture or config; ask before a long conversion."""
+    try:
+        _parse_architecture(architecture)
+        _parse_config(dict(config))
+    except JsonError as error:
+        raise UnsupportedError(f"the manifest cannot hold {error}") from None
 
 
 def _parse(raw: bytes) -> Manifest:
@@ -206,7 +186,7 @@ def _parse(raw: bytes) -> Manifest:
     if not is_page_size(page_size):
         raise JsonError(f"page_size: expected a power of two, got {page_size}")
     layers = parse_layers(fields["layers"], page_size)
-    shared, shared_nbytes = _parse_shared(fields, page_size)
+    shared, shared_nbytes = parse_shared(fields, page_size)
     reproducible = check_bool(fields["reproducible"], "reproducible")
     reason = check_str(fields["reason"], "reason", shortest=0, longest=MAX_TEXT)
     if reproducible == bool(reason):
@@ -227,33 +207,8 @@ def _parse(raw: bytes) -> Manifest:
     )
 
 
-def _parse_shared(fields: Mapping[str, object], page_size: int) -> tuple[tuple[TensorInfo, ...], int]:
-    found: list[TensorInfo] = []
-    names: set[str] = set()
-    for number, value in enumerate(check_list(fields["shared"], "shared", longest=MAX_SHARED_TENSORS)):
-        at = f"shared tensor {number}"
-        tensor = check_object(value, _TENSOR_KEYS, at)
-        name = check_str(tensor["name"], f"{at} name", longest=MAX_TENSOR_NAME)
-        if name in names:
-            raise JsonError(f"{at}: the name {shown(name)} stands twice")
-        names.add(name)
-        at = f"shared tensor {shown(name)}"
-        dtype, shape = parse_dtype_and_shape(tensor["dtype"], tensor["shape"], at, least_dim=0)
-        offset = check_int(tensor["offset"], f"{at} offset")
-        nbytes = check_int(tensor["nbytes"], f"{at} nbytes")
-        found.append(
-            TensorInfo(name, dtype, shape, offset, nbytes, check_sha256(tensor["sha256"], f"{at} sha256"))
-        )
-    laid_out, shared_nbytes = lay_out_shared(((t.name, t.dtype, t.shape) for t in found), page_size)
-    for tensor_info, wanted in zip(found, laid_out, strict=True):
-        if (tensor_info.offset, tensor_info.nbytes) != (wanted.offset, wanted.nbytes):
-            raise JsonError(
-                f"shared tensor {shown(wanted.name)}: bytes {tensor_info.offset}+{tensor_info.nbytes}, "
-                f"its dtype, shape and place give {wanted.offset}+{wanted.nbytes}"
-            )
-    if check_int(fields["shared_nbytes"], "shared_nbytes") != shared_nbytes:
-        raise JsonError(f"shared_nbytes: {fields['shared_nbytes']}, the tensors give {shared_nbytes}")
-    return tuple(found), shared_nbytes
+def _parse_architecture(value: object) -> str:
+    return check_pattern(value, _ARCHITECTURE, "architecture", "a name like qwen3moe")
 
 
 def _parse_config(value: object) -> dict[str, ConfigValue]:
@@ -272,8 +227,12 @@ def _parse_config(value: object) -> dict[str, ConfigValue]:
 
 
 def _parse_scalar(value: object, at: str) -> ConfigScalar:
-    if isinstance(value, bool | int | float):
+    if isinstance(value, bool):
         return value
+    if isinstance(value, int):
+        return check_int(value, at, least=-MAX_INTEGER)
+    if isinstance(value, float):
+        return check_float(value, at)
     if isinstance(value, str):
         return check_str(value, at, shortest=0, longest=MAX_TEXT)
     raise JsonError(f"{at}: expected true, false, a number, a string or a list of those, got {shown(value)}")
@@ -292,7 +251,7 @@ def _dump(manifest: Manifest) -> bytes:
             _open_ended(entry.to_json(), "experts", _dump_experts(entry.experts)) for entry in manifest.layers
         ),
         "shared_nbytes": _json(manifest.shared_nbytes),
-        "shared": _rows(_json(_tensor_json(tensor)) for tensor in manifest.shared),
+        "shared": _rows(_json(tensor.to_json()) for tensor in manifest.shared),
     }
     lines = [f'"{key}": {value}' for key, value in values.items()]
     return _PREFIX + _NO_ID + ('",\n' + ",\n".join(lines) + "\n}\n").encode("ascii")
@@ -319,17 +278,6 @@ def _dump_source(source: Source) -> str:
 
 def _dump_experts(experts: Sequence[ExpertEntry]) -> str:
     return _rows(_json({"file": e.file, "nbytes": e.nbytes, "sha256": e.sha256}) for e in experts)
-
-
-def _tensor_json(tensor: TensorInfo) -> dict[str, object]:
-    return {
-        "name": tensor.name,
-        "dtype": tensor.dtype,
-        "shape": list(tensor.shape),
-        "offset": tensor.offset,
-        "nbytes": tensor.nbytes,
-        "sha256": tensor.sha256,
-    }
 
 
 def _json(value: object) -> str:

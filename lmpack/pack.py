@@ -11,7 +11,7 @@ import numpy as np
 
 from lmpack.errors import ManifestError, PackError, StorageError
 from lmpack.manifest import MANIFEST_FILE, MAX_MANIFEST_NBYTES, SHARED_FILE, Manifest
-from lmpack.pack_files import found_files, layout_problems, read_regular_file
+from lmpack.pack_files import found_files, read_regular_file, wrong_files
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,8 +51,7 @@ class Pack:
         """
         folder = Path(path)
         manifest = read_manifest(folder)
-        missing = {problem.file: problem for problem in layout_problems(manifest, found_files(folder))}
-        problem = next((p for p in missing.values() if not p.message.startswith("not in the manifest")), None)
+        problem = next(wrong_files(manifest, found_files(folder)), None)
         if problem is not None:
             raise PackError(f"{folder}: {problem}; run: lmpack validate {folder}")
         return cls(folder, manifest, _map_shared(folder / SHARED_FILE, manifest.shared_nbytes))

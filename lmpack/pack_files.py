@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lmpack.errors import PackError
+from lmpack.drive import storage_errors
+from lmpack.errors import PackError, StorageError
 from lmpack.expert_key import ExpertKey
 from lmpack.manifest import MANIFEST_FILE, PROFILES_FOLDER, SHARED_FILE
 
@@ -60,13 +62,26 @@ def found_files(path: Path) -> dict[str, int]:
 
     -1 stands for what is not a regular file (a symbolic link, a device, a pipe): a pack has none.
     """
-    return dict(_walk(os.fspath(path), ""))
+    found: dict[str, int] = {}
+    folders = [""]
+    with storage_errors(path):
+        while folders:
+            prefix = folders.pop()
+            with os.scandir(path / prefix) as entries:
+                for entry in entries:
+                    name = prefix + entry.name
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(f"{name}/")
+                    elif entry.is_file(follow_symlinks=False):
+                        found[name] = entry.stat(follow_symlinks=False).st_size
+                    else:
+                        found[name] = -1
+    return found
 
 
-def layout_problems(manifest: Manifest, found: dict[str, int]) -> Iterator[Problem]:
-    """Compare names and sizes: yield what is missing, of the wrong size or kind, or not in the manifest."""
-    expected = expected_files(manifest)
-    for file, wanted in expected.items():
+def wrong_files(manifest: Manifest, found: dict[str, int]) -> Iterator[Problem]:
+    """Yield what the manifest names and the folder lacks, or has with another size or kind."""
+    for file, wanted in expected_files(manifest).items():
         nbytes = found.get(file)
         if nbytes is None:
             yield Problem(file, wanted.key, f"missing, expected {wanted.nbytes} bytes")
@@ -77,32 +92,43 @@ def layout_problems(manifest: Manifest, found: dict[str, int]) -> Iterator[Probl
         elif nbytes != wanted.nbytes:
             verb = "truncated" if nbytes < wanted.nbytes else "too long"
             yield Problem(file, wanted.key, f"{verb}: {nbytes} bytes, expected {wanted.nbytes}")
-    for file in sorted(found.keys() - expected.keys() - {MANIFEST_FILE}):
+
+
+def extra_files(manifest: Manifest, found: dict[str, int]) -> Iterator[Problem]:
+    """Yield what the folder has and the manifest does not name; regular files below profiles/ are welcome."""
+    for file in sorted(found.keys() - expected_files(manifest).keys() - {MANIFEST_FILE}):
         if not file.startswith(PROFILES_FOLDER) or found[file] < 0:
-            yield Problem(file, None, "not in the manifest; delete it or move it out of the pack")
+            yield Problem(
+                _printable(file), None, "not in the manifest; move it out of the pack, or delete it"
+            )
 
 
-def read_regular_file(path: Path, *, most: int) -> bytes:
-    """Return a file's bytes without following a link; raise PackError when it is missing, special or too long."""
+def open_regular(path: Path) -> int:
+    """Return a descriptor for reading a regular file; a link is not followed, a pipe not waited for.
+
+    Raises PackError when path is missing or special, StorageError when the drive refuses.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        raise PackError(f"{path}: cannot be read: {error.strerror}") from None
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise PackError(f"{path}: not a regular file")
-        if status.st_size > most:
-            raise PackError(f"{path}: {status.st_size} bytes, expected at most {most}")
-        return file.read(most + 1)
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+            raise PackError(f"{path}: missing, or not a regular file") from None
+        raise StorageError(f"{path}: cannot be opened: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise PackError(f"{path}: not a regular file")
+    return descriptor
 
 
-def _walk(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _walk(entry.path, f"{prefix}{entry.name}/")
-            elif entry.is_file(follow_symlinks=False):
-                yield prefix + entry.name, entry.stat(follow_symlinks=False).st_size
-            else:
-                yield prefix + entry.name, -1
+def read_regular_file(path: Path, *, most: int) -> bytes:
+    """Return a regular file's bytes; raise PackError when it has more than `most`, otherwise as open_regular."""
+    with open(open_regular(path), "rb") as file, storage_errors(path):
+        nbytes = os.fstat(file.fileno()).st_size
+        if nbytes > most:
+            raise PackError(f"{path}: {nbytes} bytes, expected at most {most}")
+        return file.read(most)
+
+
+def _printable(name: str) -> str:
+    """Return a file name that anybody may have chosen in a form that fits one line of UTF-8."""
+    return name if name.isprintable() else ascii(name)[1:-1]

@@ -77,6 +77,13 @@ def check_bool(value: object, at: str) -> bool:
     return value
 
 
+def check_float(value: object, at: str) -> float:
+    """Return value as a finite float."""
+    if not isinstance(value, float) or not math.isfinite(value):
+        _refuse(at, "a finite number", value)
+    return value
+
+
 def check_str(value: object, at: str, *, longest: int, shortest: int = 1) -> str:
     """Return value as a string of a bounded length without control characters or lone surrogates."""
     if not isinstance(value, str) or not shortest <= len(value) <= longest or _UNPRINTABLE.search(value):

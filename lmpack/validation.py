@@ -1,0 +1,192 @@
+"""Validation: compare every byte of a pack with its manifest.
+
+A task is a range of one file with the SHA-256 its bytes must have and the bytes in it that must be zero.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import local
+from typing import TYPE_CHECKING
+
+from lmpack.errors import ManifestError, PackError, StorageError, UsageError
+from lmpack.expert_key import ExpertKey
+from lmpack.manifest import MANIFEST_FILE, SHARED_FILE
+from lmpack.pack import read_manifest
+from lmpack.pack_files import Problem, expected_files, extra_files, found_files, open_regular, wrong_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from lmpack.manifest import LayerEntry, Manifest
+
+__all__ = ["Problem", "ValidationReport", "validate"]
+
+READ_NBYTES = 8 * 1024 * 1024
+"""Large enough that a drive streams, small enough that sixteen threads need 128 MiB."""
+MAX_JOBS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationReport:
+    """What validate() found."""
+
+    problems: tuple[Problem, ...]
+    num_files: int  # files the manifest names, itself included
+    nbytes: int  # bytes read and compared; 0 with quick
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether the pack is whole."""
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """A part of a file: [offset, offset + nbytes) is hashed, the bytes of each `zeros` [start, stop) are padding."""
+
+    file: str
+    key: ExpertKey | None
+    name: str  # what a message begins with, when the file holds more than this
+    offset: int
+    nbytes: int
+    sha256: str
+    zeros: tuple[tuple[int, int], ...]
+
+    @property
+    def end(self) -> int:
+        """The end of what must be read: the hashed bytes and the padding after them."""
+        return max([self.offset + self.nbytes, *(stop for _, stop in self.zeros)])
+
+
+def validate(
+    path: Path | str,
+    *,
+    quick: bool = False,
+    jobs: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> ValidationReport:
+    """Check the pack at path: its manifest, names and sizes and, unless quick, padding and every checksum.
+
+    progress is called from any thread with the number of bytes just checked. Raises PackError when path is no
+    folder; everything else that is wrong is a Problem of the report, in the manifest's order.
+    """
+    start = time.perf_counter()
+    if jobs is not None and not 1 <= jobs <= MAX_JOBS:
+        raise UsageError(f"jobs {jobs}: expected 1 to {MAX_JOBS}")
+    folder = Path(path)
+    try:
+        manifest = read_manifest(folder)
+    except ManifestError as error:
+        problem = Problem(MANIFEST_FILE, None, str(error))
+        return ValidationReport((problem,), 1, 0, time.perf_counter() - start)
+    found = found_files(folder)
+    problems = list(wrong_files(manifest, found))
+    nbytes = 0
+    if not quick:
+        bad = {problem.file for problem in problems}
+        ranges = [item for item in _ranges(manifest) if item.file not in bad]
+        checker = _Checker(folder, manifest, progress)
+        with ThreadPoolExecutor(jobs or min(16, os.cpu_count() or 1)) as pool:
+            problems += filter(None, pool.map(checker.check, ranges))
+        nbytes = sum(item.end - item.offset for item in ranges)
+    problems += extra_files(manifest, found)
+    return ValidationReport(
+        tuple(problems), len(expected_files(manifest)) + 1, nbytes, time.perf_counter() - start
+    )
+
+
+def _ranges(manifest: Manifest) -> Iterator[_Range]:
+    seen: set[str] = set()
+    for layer in manifest.layers:
+        for number, expert in enumerate(layer.experts):
+            if expert.file not in seen:
+                seen.add(expert.file)
+                key = ExpertKey(layer.layer, number)
+                yield _Range(expert.file, key, "", 0, expert.nbytes, expert.sha256, _padding(layer))
+    ends = [tensor.offset for tensor in manifest.shared[1:]] + [manifest.shared_nbytes]
+    for tensor, end in zip(manifest.shared, ends, strict=False):
+        padding = ((tensor.offset + tensor.nbytes, end),)
+        name = f"tensor {tensor.name!r}: "
+        yield _Range(SHARED_FILE, None, name, tensor.offset, tensor.nbytes, tensor.sha256, padding)
+    for file in manifest.source.files:
+        yield _Range(file.kept, None, "", 0, file.kept_nbytes, file.kept_sha256, ())
+
+
+def _padding(layer: LayerEntry) -> tuple[tuple[int, int], ...]:
+    starts = [part.offset for part in layer.parts[1:]] + [layer.stride]
+    ends = [part.offset + part.nbytes for part in layer.parts]
+    return tuple((end, start) for end, start in zip(ends, starts, strict=True) if end < start)
+
+
+class _Checker:
+    """Reads ranges in any thread, each through that thread's own buffer."""
+
+    def __init__(self, folder: Path, manifest: Manifest, progress: Callable[[int], None] | None) -> None:
+        self._folder = folder
+        self._progress = progress
+        self._buffers = local()
+        self._owners: dict[str, ExpertKey] = {}  # sha256 -> expert, to recognise files that were swapped
+        for layer in manifest.layers:
+            for number, expert in enumerate(layer.experts):
+                self._owners.setdefault(expert.sha256, ExpertKey(layer.layer, number))
+
+    def check(self, item: _Range) -> Problem | None:
+        """Return what is wrong with a range, in one line."""
+        try:
+            digest, dirty = self._read(item)
+        except (PackError, StorageError) as error:
+            return Problem(item.file, item.key, f"{item.name}{error}")
+        found = []
+        if dirty is not None:
+            found.append(f"padding is not zero at byte {dirty}")
+        if digest != item.sha256:
+            found.append(f"sha256 is {digest[:12]}…, the manifest says {item.sha256[:12]}…")
+            if item.key is not None and digest in self._owners:
+                found.append(f"it holds the bytes of expert {self._owners[digest]}")
+        return Problem(item.file, item.key, item.name + "; ".join(found)) if found else None
+
+    def _read(self, item: _Range) -> tuple[str, int | None]:
+        """Return the SHA-256 of the range and the first byte of padding that is not zero."""
+        digest = hashlib.sha256()
+        dirty: int | None = None
+        position, hashed_end = item.offset, item.offset + item.nbytes
+        descriptor = open_regular(self._folder / item.file)
+        try:
+            while position < item.end:
+                chunk = self._read_chunk(descriptor, position, item.end)
+                digest.update(chunk[: max(0, hashed_end - position)])
+                if dirty is None:
+                    dirty = _first_dirty(chunk, position, item.zeros)
+                position += len(chunk)
+                if self._progress is not None:
+                    self._progress(len(chunk))
+        finally:
+            os.close(descriptor)
+        return digest.hexdigest(), dirty
+
+    def _read_chunk(self, descriptor: int, position: int, end: int) -> memoryview:
+        if not hasattr(self._buffers, "buffer"):
+            self._buffers.buffer = memoryview(bytearray(READ_NBYTES))
+        buffer: memoryview = self._buffers.buffer
+        try:
+            count = os.preadv(descriptor, [buffer[: min(READ_NBYTES, end - position)]], position)
+        except OSError as error:
+            raise StorageError(f"cannot be read at byte {position}: {error.strerror}") from error
+        if count == 0:
+            raise PackError(f"ends at byte {position}, expected at least {end} bytes")
+        return buffer[:count]
+
+
+def _first_dirty(chunk: memoryview, position: int, zeros: tuple[tuple[int, int], ...]) -> int | None:
+    for start, stop in zeros:
+        piece = chunk[max(0, start - position) : max(0, stop - position)]
+        if piece != bytes(len(piece)):
+            return max(start, position) + next(i for i, byte in enumerate(piece) if byte)
+    return None

@@ -1,0 +1,70 @@
+"""Write progress: which bytes of a pack have been written, and their hashes so far."""
+
+from __future__ import annotations
+
+import hashlib
+from threading import Lock
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from lmpack.layer_entry import ExpertPart
+    from lmpack.tensor_info import TensorInfo
+
+
+class ExpertProgress:
+    """The parts of one expert that are written; hashes them as they pass while they come in layout order."""
+
+    __slots__ = ("_digest", "_hashed_nbytes", "lock", "sha256", "written")
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.written: set[int] = set()  # positions in the layer's parts
+        self.sha256 = ""  # of the whole file, once it is whole
+        self._digest: hashlib._Hash | None = hashlib.sha256()
+        self._hashed_nbytes = 0
+
+    def add(self, position: int, part: ExpertPart, view: memoryview) -> None:
+        """Note a part as written; the running hash is given up when parts before it are still missing."""
+        if self._digest is not None and position == len(self.written):
+            self._digest.update(bytes(part.offset - self._hashed_nbytes))
+            self._digest.update(view)
+            self._hashed_nbytes = part.offset + part.nbytes
+        else:
+            self._digest = None
+        self.written.add(position)
+
+    def finish(self, path: Path, stride: int) -> None:
+        """Fix the hash of the whole file; reads it back when its parts came out of order."""
+        if self._digest is not None:
+            self._digest.update(bytes(stride - self._hashed_nbytes))
+            self.sha256 = self._digest.hexdigest()
+        else:
+            with open(path, "rb") as file:
+                self.sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        self._digest = None  # a large model has tens of thousands of experts
+
+
+class LayerProgress:
+    """The layout of one layer and the progress of its experts."""
+
+    __slots__ = ("experts", "parts", "positions", "stride")
+
+    def __init__(self, parts: Sequence[ExpertPart], stride: int, num_experts: int) -> None:
+        self.parts = tuple(parts)
+        self.positions = {part.role: position for position, part in enumerate(parts)}
+        self.stride = stride
+        self.experts = [ExpertProgress() for _ in range(num_experts)]
+
+
+class TensorProgress:
+    """A shared tensor, how much of it is written, and the hash of that."""
+
+    __slots__ = ("digest", "tensor", "written_nbytes")
+
+    def __init__(self, tensor: TensorInfo) -> None:
+        self.tensor = tensor
+        self.written_nbytes = 0
+        self.digest = hashlib.sha256()
