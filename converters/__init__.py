@@ -1,0 +1,1 @@
+"""CHECKPOINT -> PACK, and back: readers of GGUF and safetensors, the conversion, the export."""

@@ -1,0 +1,198 @@
+"""ConversionPlan: where every byte of a checkpoint goes, decided before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from converters.tensor_role import SharedTensor, SinglePart, StackedPart, TensorRole
+from lmpack.errors import CheckpointError, UnsupportedError
+from lmpack.source_file import SourceSegment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from converters.checkpoint import Checkpoint, CheckpointTensor
+
+MAX_REST_NBYTES = 256 << 20  # headers take up to 100 MB; more that no tensor claims is no checkpoint
+
+PartLayout: TypeAlias = tuple[str, str, tuple[int, ...]]  # role, dtype, shape
+
+
+@dataclass(frozen=True, slots=True)
+class PartPiece:
+    """One whole part of one expert."""
+
+    layer: int
+    expert: int
+    role: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPiece:
+    """Some bytes of a shared tensor; start counts from the tensor's first byte."""
+
+    name: str
+    start: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestPiece:
+    """Bytes that no tensor claims: a header, padding."""
+
+    nbytes: int
+
+
+Piece: TypeAlias = PartPiece | SharedPiece | RestPiece
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """The experts of a layer; parts in the order in which the source holds them."""
+
+    num_experts: int
+    parts: tuple[PartLayout, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlan:
+    """One source file: its tensors in file order, and the segments that they are for the manifest."""
+
+    nbytes: int
+    tensors: tuple[tuple[CheckpointTensor, TensorRole], ...]
+    segments: tuple[SourceSegment, ...]
+
+    def pieces(self, max_nbytes: int) -> Iterator[Piece]:
+        """Cut the whole file, first byte to last, into pieces of at most max_nbytes; only parts may be longer."""
+        end = 0
+        for tensor, role in self.tensors:
+            yield from _rest(tensor.offset - end, max_nbytes)
+            end = tensor.offset + tensor.nbytes
+            if isinstance(role, SharedTensor):
+                for start in range(0, tensor.nbytes, max_nbytes):
+                    yield SharedPiece(role.name, start, min(max_nbytes, tensor.nbytes - start))
+            elif isinstance(role, SinglePart):
+                yield PartPiece(role.layer, role.expert, role.role, tensor.nbytes)
+            else:
+                part_nbytes = tensor.nbytes // role.num_experts
+                for expert in range(role.num_experts):
+                    yield PartPiece(role.layer, expert, role.role, part_nbytes)
+        yield from _rest(self.nbytes - end, max_nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionPlan:
+    """The whole conversion; files as in the checkpoint."""
+
+    layers: dict[int, LayerPlan]
+    shared: tuple[PartLayout, ...]  # name, dtype, shape
+    files: tuple[FilePlan, ...]
+
+    @property
+    def kept_nbytes(self) -> int:
+        """The bytes of the source that no tensor covers."""
+        return sum(file.nbytes - sum(segment.nbytes for segment in file.segments) for file in self.files)
+
+    @property
+    def largest_part_nbytes(self) -> int:
+        """The longest piece that has to be in memory at once."""
+        return max((part.nbytes for file in self.files for part in _parts(file)), default=0)
+
+
+def plan_conversion(checkpoint: Checkpoint) -> ConversionPlan:
+    """Give every tensor its place; raises CheckpointError when a layer's experts are not complete or not alike."""
+    roles = checkpoint.roles()
+    layers: dict[int, _LayerDraft] = {}
+    shared: dict[str, PartLayout] = {}
+    for tensor, role in zip(checkpoint.tensors, roles, strict=True):
+        if isinstance(role, SharedTensor):
+            if role.name in shared:
+                raise CheckpointError(f"{checkpoint.path}: two tensors are both {role.name}")
+            shared[role.name] = (role.name, tensor.dtype, tensor.shape)
+        else:
+            if tensor.nbytes == 0:
+                raise CheckpointError(
+                    f"{checkpoint.path}: tensor {tensor.name} belongs to experts but is empty"
+                )
+            layers.setdefault(role.layer, _LayerDraft(role.layer)).add(tensor, role)
+    files = []
+    for number, file in enumerate(checkpoint.files):
+        tensors = tuple(
+            pair for pair in zip(checkpoint.tensors, roles, strict=True) if pair[0].file == number
+        )
+        segments = tuple(
+            SourceSegment(tensor.offset, tensor.nbytes, _segment_name(role))
+            for tensor, role in tensors
+            if tensor.nbytes
+        )
+        plan = FilePlan(file.nbytes, tensors, segments)
+        rest = file.nbytes - sum(segment.nbytes for segment in segments)
+        if tensors and rest > MAX_REST_NBYTES:
+            raise CheckpointError(
+                f"{file.path}: no tensor claims {rest} of its bytes, expected at most {MAX_REST_NBYTES}; "
+                "it is damaged, or holds something else besides a model"
+            )
+        files.append(plan)
+    finished = {layer: layers[layer].finish(str(checkpoint.path)) for layer in sorted(layers)}
+    return ConversionPlan(finished, tuple(shared.values()), tuple(files))
+
+
+@dataclass(slots=True)
+class _LayerDraft:
+    """What has been seen of a layer's experts."""
+
+    layer: int
+    layouts: dict[str, PartLayout] = field(default_factory=dict)
+    experts: dict[str, set[int]] = field(default_factory=dict)
+    first_name: dict[str, str] = field(default_factory=dict)
+
+    def add(self, tensor: CheckpointTensor, role: StackedPart | SinglePart) -> None:
+        layout = (role.role, tensor.dtype, role.shape)
+        known = self.layouts.setdefault(role.role, layout)
+        first = self.first_name.setdefault(role.role, tensor.name)
+        if known != layout:
+            raise UnsupportedError(
+                f"layer {self.layer}: {tensor.name} is {tensor.dtype} {list(role.shape)}, {first} is {known[1]} "
+                f"{list(known[2])}; all experts of a layer must have one layout"
+            )
+        added = range(role.num_experts) if isinstance(role, StackedPart) else (role.expert,)
+        experts = self.experts.setdefault(role.role, set())
+        if not experts.isdisjoint(added):
+            raise CheckpointError(
+                f"layer {self.layer}: {tensor.name} and {first} are both {role.role!r} of one expert"
+            )
+        experts.update(added)
+
+    def finish(self, where: str) -> LayerPlan:
+        num_experts = max(max(experts) for experts in self.experts.values()) + 1
+        for role, experts in self.experts.items():
+            if len(experts) < num_experts:
+                absent = next(expert for expert in range(num_experts) if expert not in experts)
+                raise CheckpointError(
+                    f"{where}: layer {self.layer} has {num_experts} experts, but expert {absent} has no {role!r} "
+                    f"(such as {self.first_name[role]}); a file is missing or damaged"
+                )
+        return LayerPlan(num_experts, tuple(self.layouts.values()))
+
+
+def _segment_name(role: TensorRole) -> str:
+    if isinstance(role, SharedTensor):
+        return f"shared:{role.name}"
+    if isinstance(role, StackedPart):
+        return f"experts:{role.layer}:{role.role}"
+    return f"expert:{role.layer}:{role.expert}:{role.role}"
+
+
+def _rest(nbytes: int, max_nbytes: int) -> Iterator[RestPiece]:
+    for start in range(0, nbytes, max_nbytes):
+        yield RestPiece(min(max_nbytes, nbytes - start))
+
+
+def _parts(file: FilePlan) -> Iterator[PartPiece]:
+    for tensor, role in file.tensors:
+        if isinstance(role, StackedPart):
+            yield PartPiece(role.layer, 0, role.role, tensor.nbytes // role.num_experts)
+        elif isinstance(role, SinglePart):
+            yield PartPiece(role.layer, role.expert, role.role, tensor.nbytes)
