@@ -1,0 +1,1 @@
+"""WHICH EXPERTS A WORKLOAD USES: recorder, trace, profile, cache policies."""

@@ -1,0 +1,1 @@
+"""PACK -> TOKENS: tokenizer, model families, kernels, expert store and cache, engine."""

@@ -1,0 +1,192 @@
+"""The command line as a whole: help, errors, exit codes, and what it does not load."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import lmpack
+from lmpack.cli.main import COMMANDS, cli, run
+
+REPOSITORY = Path(__file__).parents[1]
+LMPACK = [sys.executable, "-m", "lmpack"]
+
+
+def command_named(name: str) -> click.Command:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    return command
+
+
+def readme_command_lines() -> list[list[str]]:
+    """The words of every `lmpack ...` line in README's code blocks."""
+    blocks = re.findall(
+        r"^```\w*\n(.*?)^```", (REPOSITORY / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("lmpack ")]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_ends_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([name, "--help"]) == 0
+    last_line = capsys.readouterr().out.rstrip().splitlines()[-1]
+    assert f"lmpack {name}" in last_line
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_says_what_it_does(name: str) -> None:
+    options = [param for param in command_named(name).params if isinstance(param, click.Option)]
+    assert not [option.opts for option in options if not option.help]
+
+
+def test_the_list_of_commands_shows_each_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert [
+        line.split()[0] for line in shown.split("Commands:")[1].splitlines()[1 : 1 + len(COMMANDS)]
+    ] == list(COMMANDS)
+
+
+def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 0
+    assert "Commands:" in capsys.readouterr().out
+
+
+def test_the_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"lmpack {lmpack.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["frobnicate"],
+        ["--frobnicate"],
+        ["validate"],
+        ["validate", "--frobnicate", "m.lmpack"],
+        ["run", "no-such-pack.lmpack", "-p", "x"],
+        ["convert", "one", "two", "three"],
+    ],
+    ids=shlex.join,
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(args) == 2
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert re.fullmatch(r"lmpack: error: .+ \(see: lmpack.* --help\)\n", shown.err)
+
+
+def test_a_broken_input_is_one_line_and_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(2))
+    assert run(["convert", str(broken), str(tmp_path / "broken.lmpack")]) == 1
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert re.fullmatch(r"lmpack: error: .*broken\.gguf.*\n", shown.err)
+
+
+def test_an_error_cannot_send_control_codes_to_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nasty = tmp_path / "\x1b[2Jred\nherring.gguf"
+    nasty.write_bytes(b"not a model")
+    assert run(["convert", str(nasty), str(tmp_path / "out.lmpack")]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("lmpack: error: ")
+    assert "\x1b" not in shown
+    assert shown.count("\n") == 1
+
+
+def test_what_the_operating_system_refuses_is_one_line_too(
+    demo_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_bytes(b"")
+    assert run(["convert", str(demo_gguf), str(in_the_way / "out.lmpack")]) in {1, 2}
+    assert re.fullmatch(r"lmpack: error: .+\n", capsys.readouterr().err)
+
+
+def test_ctrl_c_ends_with_exit_code_130_and_no_traceback() -> None:
+    with subprocess.Popen(
+        [*LMPACK, "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        while "[1/" not in process.stdout.readline():
+            pass
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+
+
+def test_a_reader_that_went_away_is_no_error(demo_gguf: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(
+        [*LMPACK, "inspect", str(demo_gguf)], stdout=writing, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writing)
+    assert ended.returncode == 141
+    assert ended.stderr == b""
+
+
+def test_help_loads_neither_torch_nor_numpy_and_answers_within_300_ms() -> None:
+    script = (
+        "import sys; from lmpack.cli.main import run; run(['--help']);"
+        "sys.exit(str({'torch', 'numpy', 'tokenizers', 'gguf'} & set(sys.modules)))"
+    )
+    spent_s = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert ended.stderr.strip() == "set()"
+        spent_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(spent_s) < 0.3
+
+
+def test_the_help_of_no_command_loads_torch() -> None:
+    script = (
+        "import sys; from lmpack.cli.main import COMMANDS, run;"
+        "codes = [run([name, '--help']) for name in COMMANDS];"
+        "sys.exit('torch was loaded' if 'torch' in sys.modules else max(codes))"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_importing_lmpack_loads_neither_torch_nor_numpy() -> None:
+    script = "import sys, lmpack; sys.exit(str({'torch', 'numpy', 'click'} & set(sys.modules)))"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.stderr.strip() == "set()"
+
+
+def test_load_opens_an_engine(demo_pack: Path) -> None:
+    with lmpack.load(demo_pack, num_threads=1, context_length=16) as engine:
+        assert engine.pack.manifest.architecture == "qwen3moe"
+
+
+def test_readme_names_every_command() -> None:
+    named = {words[1] for words in readme_command_lines()}
+    assert named >= set(COMMANDS)
+
+
+@pytest.mark.parametrize("words", readme_command_lines(), ids=shlex.join)
+def test_readme_uses_only_commands_and_flags_that_exist(words: list[str]) -> None:
+    name, *rest = words[1:]
+    command = cli if name.startswith("-") else command_named(name)
+    known = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
+    used = {word.split("=")[0] for word in [name, *rest] if re.match(r"--?[a-z]", word)}
+    assert used <= known | {"-h", "--help"}
