@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 import torch
 
+from lmpack.dtype import dtype_nbytes
 from lmpack.errors import UnsupportedError
 
 _PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
@@ -25,7 +26,8 @@ class Weight:
         """The dequantised matrix, float32 [out_features, in_features], by gguf's own codecs."""
         if self.dtype in _PLAIN_DTYPES:
             return self.storage.view(_PLAIN_DTYPES[self.dtype]).view(self.shape).float()
-        rows = self.storage.cpu().numpy().reshape(self.shape[0], -1)
+        num_rows, num_columns = self.shape
+        rows = self.storage.cpu().numpy().reshape(num_rows, dtype_nbytes(self.dtype, (num_columns,)))
         try:
             floats = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[self.dtype])
         except (KeyError, NotImplementedError):

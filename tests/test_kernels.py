@@ -1,0 +1,372 @@
+"""Every implementation of Kernels, over every dtype it takes, against float64 products of the dequantised weights."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from lmpack.dtype import dtype_nbytes
+from lmpack.errors import UnsupportedError, UsageError
+from lmpack.layer_entry import ExpertPart
+from runtime.expert_bank import ExpertBank
+from runtime.kernels.ggml_library import GGML_TYPE_IDS, load_ggml
+from runtime.kernels.kernels import load_kernels
+from runtime.kernels.weight import Weight
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from runtime.kernels.kernels import Kernels
+
+HIDDEN, INNER, NUM_SLOTS = 512, 256, 12
+
+# Relative Frobenius error against float64, about 1.5 times what was measured over these seeds. ggml rounds the
+# activations: to 8 bits per 32 or 256 values, or to the weight's own 16-bit type.
+TORCH_TOLERANCE = 1e-6
+GGML_TOLERANCES = {
+    "F32": 1e-6,
+    "F16": 4e-4,
+    "BF16": 3e-3,
+    **dict.fromkeys(("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4"), 9e-3),
+    **dict.fromkeys(("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"), 1.2e-2),
+}
+DTYPES = tuple(GGML_TOLERANCES)
+
+
+@pytest.fixture(params=[("torch", 1), ("ggml", 1), ("ggml", 2)], ids=lambda param: f"{param[0]}-{param[1]}")
+def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
+    name, num_threads = request.param
+    kernels = load_kernels(name, num_threads=num_threads)
+    yield kernels
+    kernels.close()
+
+
+@pytest.fixture(params=DTYPES)
+def dtype(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def tolerance(kernels: Kernels, *dtypes: str) -> float:
+    return TORCH_TOLERANCE if kernels.name == "torch" else max(GGML_TOLERANCES[dtype] for dtype in dtypes)
+
+
+def floats(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def inputs(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.from_numpy(floats(*shape, seed=seed))
+
+
+def blocks(rows: NDArray[np.float32], dtype: str) -> torch.Tensor:
+    """The rows in ggml's own quantizer's blocks."""
+    out = torch.empty(dtype_nbytes(dtype, rows.shape), dtype=torch.uint8)
+    num_rows, num_columns = rows.shape
+    written = load_ggml().ggml_quantize_chunk(
+        GGML_TYPE_IDS[dtype], rows.ctypes.data, out.data_ptr(), 0, num_rows, num_columns, None
+    )
+    assert written == len(out)
+    return out
+
+
+@functools.cache
+def weight(dtype: str, num_rows: int, num_columns: int, seed: int = 0) -> Weight:
+    scale = num_columns**-0.5
+    return Weight(
+        blocks(floats(num_rows, num_columns, seed=seed) * scale, dtype), dtype, (num_rows, num_columns)
+    )
+
+
+def exact(weight: Weight) -> NDArray[np.float64]:
+    """The oracle's matrix: gguf's own codec, widened."""
+    kind = gguf.GGMLQuantizationType[weight.dtype]
+    rows = weight.storage.numpy().reshape(weight.shape[0], -1)
+    return np.asarray(gguf.quants.dequantize(rows, kind), dtype=np.float64)
+
+
+def swiglu(
+    x: NDArray[np.float64], gate: NDArray[np.float64], up: NDArray[np.float64], down: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    gated = x @ gate.T
+    inner: NDArray[np.float64] = gated / (1 + np.exp(-gated)) * (x @ up.T)
+    return inner @ down.T
+
+
+def error(ours: torch.Tensor, oracle: NDArray[np.float64]) -> float:
+    assert ours.dtype == torch.float32
+    assert tuple(ours.shape) == oracle.shape
+    return float(np.linalg.norm(ours.double().numpy() - oracle) / np.linalg.norm(oracle))
+
+
+def bank_of(
+    dtypes: dict[str, str], order: Sequence[str], slot_of: Sequence[int] = range(NUM_SLOTS)
+) -> tuple[ExpertBank, list[tuple[Weight, Weight, Weight]]]:
+    """A bank of NUM_SLOTS experts with their parts in this order; expert e lies in slot_of[e]."""
+    experts = [
+        (
+            weight(dtypes["gate"], INNER, HIDDEN, seed=3 * expert + 10),
+            weight(dtypes["up"], INNER, HIDDEN, seed=3 * expert + 11),
+            weight(dtypes["down"], HIDDEN, INNER, seed=3 * expert + 12),
+        )
+        for expert in range(NUM_SLOTS)
+    ]
+    parts: list[ExpertPart] = []
+    end = 0
+    for role in order:
+        shape = {
+            "gate": (INNER, HIDDEN),
+            "up": (INNER, HIDDEN),
+            "gate_up": (2 * INNER, HIDDEN),
+            "down": (HIDDEN, INNER),
+        }[role]
+        role_dtype = dtypes["gate" if role == "gate_up" else role]
+        part = ExpertPart(role, role_dtype, shape, end, dtype_nbytes(role_dtype, shape))
+        parts.append(part)
+        end = (end + part.nbytes + 255) // 256 * 256
+    stride = (end + 4095) // 4096 * 4096
+    storage = torch.full((NUM_SLOTS * stride,), 0xFF, dtype=torch.uint8)  # NaN wherever nothing belongs
+    for (gate, up, down), slot in zip(experts, slot_of, strict=True):
+        content = {
+            "gate": gate.storage,
+            "up": up.storage,
+            "down": down.storage,
+            "gate_up": torch.cat((gate.storage, up.storage)),
+        }
+        for part in parts:
+            start = slot * stride + part.offset
+            storage[start : start + part.nbytes] = content[part.role]
+    return ExpertBank(storage, stride, NUM_SLOTS, tuple(parts)), experts
+
+
+def random_slots(n: int, k: int) -> torch.Tensor:
+    rng = np.random.default_rng(5)
+    return torch.from_numpy(np.stack([rng.permutation(NUM_SLOTS)[:k] for _ in range(n)]).astype(np.int32))
+
+
+class TestEveryKernel:
+    @pytest.mark.parametrize("n", [1, 2, 9])
+    def test_linear_equals_the_float64_product(self, kernels: Kernels, dtype: str, n: int) -> None:
+        matrix = weight(dtype, 96, HIDDEN)
+        x = inputs(n, HIDDEN)
+        (product,) = kernels.linear(x, (matrix,))
+        assert error(product, x.double().numpy() @ exact(matrix).T) < tolerance(kernels, dtype)
+
+    def test_linear_over_several_matrices_equals_each_alone(self, kernels: Kernels) -> None:
+        matrices = (
+            weight("Q4_K", 64, HIDDEN),
+            weight("Q6_K", 32, HIDDEN, seed=2),
+            weight("F32", 7, HIDDEN, seed=3),
+        )
+        x = inputs(3, HIDDEN)
+        together = [product.clone() for product in kernels.linear(x, matrices)]
+        alone = [kernels.linear(x, (matrix,))[0].clone() for matrix in matrices]
+        assert [tuple(product.shape) for product in together] == [(3, 64), (3, 32), (3, 7)]
+        assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
+
+    def test_embed_gives_the_rows_of_the_table(self, kernels: Kernels, dtype: str) -> None:
+        table = weight(dtype, 50, HIDDEN)
+        rows = kernels.embed(table, torch.tensor([3, 49, 3, 0]))
+        np.testing.assert_allclose(rows.numpy(), exact(table)[[3, 49, 3, 0]], rtol=1e-6, atol=1e-7)
+
+    @pytest.mark.parametrize("n", [1, 9])
+    def test_feed_forward_equals_the_float64_swiglu(self, kernels: Kernels, dtype: str, n: int) -> None:
+        gate, up = weight(dtype, INNER, HIDDEN), weight(dtype, INNER, HIDDEN, seed=2)
+        down = weight(dtype, HIDDEN, INNER, seed=3)
+        x = inputs(n, HIDDEN)
+        oracle = swiglu(x.double().numpy(), exact(gate), exact(up), exact(down))
+        assert error(kernels.feed_forward(x, gate, up, down), oracle) < 2 * tolerance(kernels, dtype)
+
+    @pytest.mark.parametrize("n", [1, 5])
+    def test_expert_ffn_equals_the_float64_swiglu_of_each_slot(
+        self, kernels: Kernels, dtype: str, n: int
+    ) -> None:
+        bank, experts = bank_of(dict.fromkeys(("gate", "up", "down"), dtype), ("gate", "up", "down"))
+        self.check_expert_ffn(kernels, bank, experts, n, dtype)
+
+    @pytest.mark.parametrize(
+        "order",
+        [
+            ("up", "gate", "down"),
+            ("down", "gate", "up"),
+            ("gate", "down", "up"),
+            ("gate_up", "down"),
+            ("down", "gate_up"),
+        ],
+    )
+    def test_expert_ffn_finds_the_parts_in_any_order(self, kernels: Kernels, order: tuple[str, ...]) -> None:
+        bank, experts = bank_of(dict.fromkeys(("gate", "up", "down"), "Q8_0"), order)
+        self.check_expert_ffn(kernels, bank, experts, 2, "Q8_0")
+
+    def test_expert_ffn_takes_parts_of_different_dtypes(self, kernels: Kernels) -> None:
+        bank, experts = bank_of({"gate": "Q4_K", "up": "BF16", "down": "Q6_K"}, ("gate", "up", "down"))
+        self.check_expert_ffn(kernels, bank, experts, 3, "Q4_K", "BF16", "Q6_K")
+
+    def check_expert_ffn(
+        self,
+        kernels: Kernels,
+        bank: ExpertBank,
+        experts: list[tuple[Weight, Weight, Weight]],
+        n: int,
+        *dtypes: str,
+    ) -> None:
+        x, slots = inputs(n, HIDDEN), random_slots(n, 4)
+        oracle = np.stack(
+            [
+                [swiglu(row, *(exact(matrix) for matrix in experts[slot])) for slot in chosen]
+                for row, chosen in zip(x.double().numpy(), slots.tolist(), strict=True)
+            ]
+        )
+        assert error(kernels.expert_ffn(x, slots, bank), oracle) < 2 * tolerance(kernels, *dtypes)
+
+    def test_an_expert_gives_a_token_the_same_bits_in_every_company(
+        self, kernels: Kernels, dtype: str
+    ) -> None:
+        dtypes = dict.fromkeys(("gate", "up", "down"), dtype)
+        slot_of = np.random.default_rng(7).permutation(NUM_SLOTS).tolist()
+        bank, _ = bank_of(dtypes, ("gate", "up", "down"))
+        moved, _ = bank_of(dtypes, ("gate", "up", "down"), slot_of)
+        x, slots = inputs(64, HIDDEN), random_slots(64, 8)
+        together = kernels.expert_ffn(x, slots, bank).clone()
+        alone = [kernels.expert_ffn(x[t : t + 1], slots[t : t + 1], bank).clone() for t in range(16)]
+        assert torch.equal(torch.cat(alone), together[:16])
+        one_by_one = [
+            kernels.expert_ffn(x[:1], slots[:1, rank : rank + 1], bank).clone() for rank in range(8)
+        ]
+        assert torch.equal(torch.cat(one_by_one, 1), together[:1])
+        elsewhere = kernels.expert_ffn(x, torch.tensor(slot_of, dtype=torch.int32)[slots], moved)
+        assert torch.equal(elsewhere, together)
+        waves = torch.empty_like(together)
+        for wave in torch.tensor_split(torch.arange(NUM_SLOTS), 3):
+            tokens, ranks = torch.isin(slots, wave).nonzero(as_tuple=True)
+            waves[tokens, ranks] = kernels.expert_ffn(x[tokens], slots[tokens, ranks, None], bank).squeeze(1)
+        assert torch.equal(waves, together)
+
+    def test_the_layout_of_the_parts_does_not_change_the_bits(self, kernels: Kernels) -> None:
+        x, slots = inputs(3, HIDDEN), random_slots(3, 4)
+        dtypes = dict.fromkeys(("gate", "up", "down"), "Q4_K")
+        orders = (("gate", "up", "down"), ("up", "gate", "down"), ("gate", "down", "up"), ("gate_up", "down"))
+        results = [kernels.expert_ffn(x, slots, bank_of(dtypes, order)[0]).clone() for order in orders]
+        assert all(torch.equal(result, results[0]) for result in results)
+
+    def test_repeated_calls_read_the_weights_of_each_call(self, kernels: Kernels) -> None:
+        first, second = weight("Q8_0", 64, HIDDEN), weight("Q8_0", 64, HIDDEN, seed=2)
+        x = inputs(1, HIDDEN)
+        (a,) = (product.clone() for product in kernels.linear(x, (first,)))
+        (b,) = (product.clone() for product in kernels.linear(x, (second,)))
+        (again,) = kernels.linear(x, (first,))
+        assert torch.equal(a, again)
+        assert not torch.equal(a, b)
+
+    def test_larger_calls_in_between_do_not_disturb_smaller_ones(self, kernels: Kernels) -> None:
+        gate, up, down = (weight("Q8_0", HIDDEN, HIDDEN, seed=seed) for seed in range(3))
+        x = inputs(1, HIDDEN)
+        before = kernels.feed_forward(x, gate, up, down).clone()
+        for n in (3, 100, 2):
+            many = kernels.feed_forward(x.expand(n, -1), gate, up, down)
+            assert error(many, np.repeat(before.double().numpy(), n, 0)) < 1e-6
+        assert torch.equal(kernels.feed_forward(x, gate, up, down), before)
+
+    def test_input_may_be_a_strided_view(self, kernels: Kernels) -> None:
+        matrix = weight("Q8_0", 64, HIDDEN)
+        wide = inputs(4, 2 * HIDDEN)
+        (strided,) = (product.clone() for product in kernels.linear(wide[:, ::2], (matrix,)))
+        (packed,) = kernels.linear(wide[:, ::2].clone(), (matrix,))
+        assert torch.equal(strided, packed)
+
+    def test_no_tokens_give_empty_results(self, kernels: Kernels) -> None:
+        bank, _ = bank_of(dict.fromkeys(("gate", "up", "down"), "Q8_0"), ("gate", "up", "down"))
+        table = weight("Q8_0", 50, HIDDEN)
+        gate, up, down = weight("F16", 32, HIDDEN), weight("F16", 32, HIDDEN), weight("F16", HIDDEN, 32)
+        x = inputs(0, HIDDEN)
+        assert kernels.embed(table, torch.empty(0, dtype=torch.int64)).shape == (0, HIDDEN)
+        assert [tuple(product.shape) for product in kernels.linear(x, (table, gate))] == [(0, 50), (0, 32)]
+        assert kernels.expert_ffn(x, random_slots(1, 4)[:0], bank).shape == (0, 4, HIDDEN)
+        assert kernels.feed_forward(x, gate, up, down).shape == (0, HIDDEN)
+
+    @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 3e38])
+    def test_a_poisoned_token_spoils_no_other(self, kernels: Kernels, dtype: str, poison: float) -> None:
+        bank, _ = bank_of(dict.fromkeys(("gate", "up", "down"), dtype), ("gate", "up", "down"))
+        x, slots = inputs(3, HIDDEN), random_slots(3, 4)
+        clean = kernels.expert_ffn(x, slots, bank).clone()
+        x[1, ::7] = poison
+        poisoned = kernels.expert_ffn(x, slots, bank)
+        assert torch.equal(poisoned[[0, 2]], clean[[0, 2]])
+        kernels.linear(x[1:2], (weight(dtype, 8, HIDDEN),))
+
+    def test_a_part_that_no_kernel_uses_is_named(self, kernels: Kernels) -> None:
+        bank, _ = bank_of(dict.fromkeys(("gate", "up", "down"), "F16"), ("gate", "up", "down"))
+        bias = ExpertPart("down_bias", "F32", (HIDDEN,), 0, 4 * HIDDEN)
+        biased = ExpertBank(bank.storage, bank.stride, bank.num_slots, (*bank.parts, bias))
+        with pytest.raises(UnsupportedError, match="down_bias"):
+            kernels.expert_ffn(inputs(1, HIDDEN), random_slots(1, 2), biased)
+
+    def test_a_missing_part_is_named(self, kernels: Kernels) -> None:
+        bank, _ = bank_of(dict.fromkeys(("gate", "up", "down"), "F16"), ("gate", "up", "down"))
+        gateless = ExpertBank(bank.storage, bank.stride, bank.num_slots, bank.parts[1:])
+        with pytest.raises(UnsupportedError, match="without gate"):
+            kernels.expert_ffn(inputs(1, HIDDEN), random_slots(1, 2), gateless)
+
+    def test_a_transposed_part_is_refused_with_both_shapes(self, kernels: Kernels) -> None:
+        bank, _ = bank_of(dict.fromkeys(("gate", "up", "down"), "F16"), ("gate", "up", "down"))
+        gate = bank.parts[0]
+        turned = ExpertPart(gate.role, gate.dtype, gate.shape[::-1], gate.offset, gate.nbytes)
+        wrong = ExpertBank(bank.storage, bank.stride, bank.num_slots, (turned, *bank.parts[1:]))
+        with pytest.raises(UnsupportedError, match=r"gate has shape \[512, 256\], expected \[256, 512\]"):
+            kernels.expert_ffn(inputs(1, HIDDEN), random_slots(1, 2), wrong)
+
+    def test_a_dtype_without_a_product_is_named(self, kernels: Kernels) -> None:
+        nonsense = Weight(torch.zeros(64, dtype=torch.uint8), "F8_E4M3", (2, 32))
+        with pytest.raises(UnsupportedError, match="F8_E4M3"):
+            kernels.linear(inputs(1, 32), (nonsense,))
+
+
+class TestLoadKernels:
+    def test_auto_is_ggml_where_its_library_loads(self) -> None:
+        kernels = load_kernels("auto", num_threads=1)
+        assert kernels.name == "ggml"
+        kernels.close()
+
+    def test_an_unknown_name_is_a_usage_error(self) -> None:
+        with pytest.raises(UsageError, match="auto, torch or ggml"):
+            load_kernels("cuda", num_threads=1)
+
+    @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in /proc")
+    def test_close_ends_ggmls_threads(self) -> None:
+        def num_threads() -> int:
+            return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+        before = num_threads()
+        kernels = load_kernels("ggml", num_threads=4)
+        assert num_threads() == before + 3
+        kernels.close()
+        kernels.close()
+        assert num_threads() == before
+
+    def test_two_ggml_kernels_in_two_threads_do_not_share_results(self) -> None:
+        matrix = weight("Q4_K", 256, HIDDEN)
+        x = [inputs(1, HIDDEN, seed=seed) for seed in range(2)]
+        wrong: list[int] = []
+
+        def work(number: int) -> None:
+            kernels = load_kernels("ggml", num_threads=2)
+            (expected,) = (product.clone() for product in kernels.linear(x[number], (matrix,)))
+            for _ in range(50):
+                if not torch.equal(kernels.linear(x[number], (matrix,))[0], expected):
+                    wrong.append(number)
+            kernels.close()
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
