@@ -41,6 +41,12 @@ class DenseWeights:
     def optional_matrix(self, name: str) -> Weight | None:
         return self.matrix(name) if name in self else None
 
+    def router(self, name: str) -> Weight:
+        """A matrix widened to float32: a router's near-ties must not hang on how a product rounds its input."""
+        info = self._info(name)
+        floats = Weight(self._read(info), info.dtype, _matrix_shape(info)).float32().contiguous()
+        return Weight(floats.view(torch.uint8).flatten().to(self.device), "F32", _matrix_shape(info))
+
     def vector(self, name: str) -> torch.Tensor:
         """A one-dimensional tensor (norm, bias) as float32."""
         info = self._info(name)

@@ -139,13 +139,14 @@ class _LayerBuilder:
     def _moe(self, layer: int, name: str) -> MoE:
         shared_expert = None
         if f"{name}.ffn_gate_shexp.weight" in self.weights:
+            gate_inp = f"{name}.ffn_gate_inp_shexp.weight"
             shared_expert = SharedExpert(
                 self._swiglu(name, "_shexp"),
-                self.weights.optional_matrix(f"{name}.ffn_gate_inp_shexp.weight"),
+                self.weights.router(gate_inp) if gate_inp in self.weights else None,
             )
         return MoE(
             layer,
-            self.weights.matrix(f"{name}.ffn_gate_inp.weight"),
+            self.weights.router(f"{name}.ffn_gate_inp.weight"),
             Router(self.config.num_experts_per_tok, self.config.norm_topk_prob),
             shared_expert,
             self.cache,
