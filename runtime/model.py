@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from runtime.dense_weights import DenseWeights
     from runtime.expert_cache import ExpertCache
     from runtime.kernels.kernels import Kernels
+    from runtime.kernels.weight import Weight
     from runtime.kv_cache import KVCache
     from runtime.model_config import ModelConfig
     from runtime.moe import FeedForward
@@ -52,7 +53,6 @@ class Model:
         recorder: RoutingRecorder | None,
         context_length: int,
     ) -> None:
-        family = find_family(manifest.architecture)
         self.config = config
         self.kernels = kernels
         self.embedding = weights.matrix("token_embd.weight")
@@ -61,7 +61,6 @@ class Model:
         self.output = weights.optional_matrix("output.weight") or self.embedding
         self.rope = Rope(
             config,
-            family.gguf_rope if manifest.source.kind == "gguf" else "half",
             context_length,
             weights.optional_vector("rope_freqs.weight"),
             weights.device,
@@ -89,7 +88,7 @@ class Model:
 
 
 class _LayerBuilder:
-    """Finds a layer's tensors by their canonical names."""
+    """Finds a layer's tensors by their canonical names, in the order that the blocks expect."""
 
     def __init__(
         self,
@@ -100,6 +99,8 @@ class _LayerBuilder:
         kernels: Kernels,
         recorder: RoutingRecorder | None,
     ) -> None:
+        family = find_family(manifest.architecture)
+        self.permuted_qk = family.gguf_permutes_qk and manifest.source.kind == "gguf"
         self.moe_layers = {entry.layer for entry in manifest.layers}
         self.config = config
         self.weights = weights
@@ -122,8 +123,8 @@ class _LayerBuilder:
             layer,
             self.config,
             AttentionWeights(
-                q=weights.matrix(f"{name}.attn_q.weight"),
-                k=weights.matrix(f"{name}.attn_k.weight"),
+                q=self._rotated(f"{name}.attn_q.weight", self.config.num_attention_heads),
+                k=self._rotated(f"{name}.attn_k.weight", self.config.num_key_value_heads),
                 v=weights.matrix(f"{name}.attn_v.weight"),
                 output=weights.matrix(f"{name}.attn_output.weight"),
                 q_bias=weights.optional_vector(f"{name}.attn_q.bias"),
@@ -135,6 +136,10 @@ class _LayerBuilder:
             ),
             self.kernels,
         )
+
+    def _rotated(self, name: str, num_heads: int) -> Weight:
+        weight = self.weights.matrix(name)
+        return weight.unpaired(num_heads) if self.permuted_qk else weight
 
     def _moe(self, layer: int, name: str) -> MoE:
         shared_expert = None

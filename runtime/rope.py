@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,50 +14,38 @@ if TYPE_CHECKING:
 
     from runtime.model_config import ModelConfig, RopeScaling
 
-Pairing = Literal["half", "interleaved"]
-
 
 class Rope:
     """Rotates heads [n, num_heads, head_dim] by their positions (Su et al. 2021, RoFormer, eq. 34).
 
-    `pairing` says which two elements form a pair: "half" (i, i + d/2), as HF and GPT-NeoX have it, or
-    "interleaved" (2i, 2i + 1), the order in which llama-family GGUFs store q and k rows.
+    Elements i and i + rope_dim / 2 form a pair, as in HF's models and GPT-NeoX.
     """
 
     def __init__(
         self,
         config: ModelConfig,
-        pairing: Pairing,
         num_positions: int,
         frequency_factors: Tensor | None,
         device: torch.device,
     ) -> None:
         self.rope_dim = config.rope_dim
-        self.pairing = pairing
-        frequencies = _frequencies(config, frequency_factors)
-        angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
+        angles = torch.outer(
+            torch.arange(num_positions, dtype=torch.float32), _frequencies(config, frequency_factors)
+        )
         cos, sin = angles.cos(), angles.sin()
-        if pairing == "half":
-            cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-        else:
-            cos = cos.repeat_interleave(2, -1)
-            sin = torch.stack((-sin, sin), -1).flatten(-2)
-        self.cos = cos.to(device)  # [num_positions, rope_dim]
-        self.sin = sin.to(device)  # [num_positions, rope_dim], the first of each pair negated
+        self.cos = torch.cat((cos, cos), -1).to(device)  # [num_positions, rope_dim]
+        self.sin = torch.cat((-sin, sin), -1).to(device)
 
     def __call__(self, heads: Tensor, start: int) -> Tensor:
         """Rotate [n, num_heads, head_dim] whose first row is at position `start`."""
         stop = start + heads.shape[0]
         cos, sin = self.cos[start:stop, None], self.sin[start:stop, None]
+        rotated = heads if self.rope_dim == heads.shape[-1] else heads[..., : self.rope_dim]
+        partners = rotated.roll(self.rope_dim // 2, -1)
+        rotated = torch.addcmul(rotated * cos, partners, sin)
         if self.rope_dim == heads.shape[-1]:
-            return torch.addcmul(heads * cos, self._partners(heads), sin)
-        rotated, rest = heads[..., : self.rope_dim], heads[..., self.rope_dim :]
-        return torch.cat((torch.addcmul(rotated * cos, self._partners(rotated), sin), rest), -1)
-
-    def _partners(self, heads: Tensor) -> Tensor:
-        if self.pairing == "half":
-            return heads.roll(self.rope_dim // 2, -1)
-        return heads.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+            return rotated
+        return torch.cat((rotated, heads[..., self.rope_dim :]), -1)
 
 
 def _frequencies(config: ModelConfig, factors: Tensor | None) -> Tensor:

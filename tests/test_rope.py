@@ -30,7 +30,7 @@ def model_config(**extra: object) -> ModelConfig:
 
 
 def rotate(config: ModelConfig, heads: torch.Tensor, start: int, **extra: object) -> torch.Tensor:
-    options = {"pairing": "half", "frequency_factors": None, **extra}
+    options = {"frequency_factors": None, **extra}
     return Rope(config, num_positions=256, device=torch.device("cpu"), **options)(heads, start)  # type: ignore[arg-type]
 
 
@@ -73,15 +73,6 @@ def test_llama3_and_linear_scaling_are_transformers() -> None:
         config = model_config(rope_scaling_type=kind, **flat)
         expected = transformers_rotate(heads, 0, {"rope_type": kind, **parameters})
         torch.testing.assert_close(rotate(config, heads, 0), expected, atol=2e-5, rtol=0)
-
-
-def test_interleaved_pairs_are_halves_in_another_order() -> None:
-    heads = heads_of(10)
-    halves_to_pairs = torch.arange(HEAD_DIM).view(2, -1).t().flatten()
-    interleaved = rotate(model_config(), heads[..., halves_to_pairs], 5, pairing="interleaved")
-    torch.testing.assert_close(
-        interleaved, rotate(model_config(), heads, 5)[..., halves_to_pairs], atol=0, rtol=0
-    )
 
 
 def test_only_rope_dim_elements_are_rotated() -> None:

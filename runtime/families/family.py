@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from runtime.rope import Pairing
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,4 +10,4 @@ class Family:
     """How the layers of some architectures differ; everything else follows from which tensors exist."""
 
     architectures: tuple[str, ...]  # GGUF's names
-    gguf_rope: Pairing = "half"  # the order in which a GGUF of the family stores q and k rows
+    gguf_permutes_qk: bool = False  # a GGUF of the family stores rotated pairs of q and k rows side by side

@@ -36,3 +36,9 @@ class Weight:
                 f"convert from another quantization"
             ) from None
         return torch.from_numpy(np.ascontiguousarray(floats, dtype=np.float32)).to(self.storage.device)
+
+    def unpaired(self, num_heads: int) -> Weight:
+        """The same rows with each head's pairs (2i, 2i + 1) moved to (i, i + head_dim / 2)."""
+        head_dim = self.shape[0] // num_heads
+        rows = self.storage.view(num_heads, head_dim // 2, 2, -1).transpose(1, 2).flatten()
+        return Weight(rows, self.dtype, self.shape)
