@@ -67,7 +67,7 @@ def _copy_metadata(template: GGUFReader, writer: GGUFWriter) -> None:
 
 
 def _open_weights(folder: Path) -> dict[str, Any]:
-    opened = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
+    opened: list[Any] = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
     return {name: shard for shard in opened for name in shard.keys()}  # noqa: SIM118 (no mapping)
 
 
@@ -81,7 +81,8 @@ def _gather(name: str, num_dims: int, weights: dict[str, Any]) -> NDArray[np.flo
     if num_dims < 3:
         return _read(f"{prefix}{_HF_LAYER_NAMES[kind]}.weight", weights)
     projection = kind.removeprefix("ffn_").removesuffix("_exps")
-    experts, found = f"{prefix}mlp.experts.", []
+    experts = f"{prefix}mlp.experts."
+    found: list[NDArray[np.float32]] = []
     while (expert := f"{experts}{len(found)}.{projection}_proj.weight") in weights:
         found.append(_read(expert, weights))
     return np.stack(found)
