@@ -30,11 +30,8 @@ class Problem:
 
     def __str__(self) -> str:
         """Give the problem as one line."""
-        return (
-            f"{self.file}: {self.message}"
-            if self.key is None
-            else f"{self.file} (expert {self.key}): {self.message}"
-        )
+        what = self.file if self.key is None else f"expert {self.key} ({self.file})"
+        return f"{what}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,8 @@ def validate(
     try:
         manifest = read_manifest(folder)
     except ManifestError as error:
-        problem = Problem(MANIFEST_FILE, None, str(error))
+        message = str(error).removeprefix(f"{folder / MANIFEST_FILE}: ")
+        problem = Problem(MANIFEST_FILE, None, message)
         return ValidationReport((problem,), 1, 0, time.perf_counter() - start)
     found = found_files(folder)
     problems = list(wrong_files(manifest, found))
