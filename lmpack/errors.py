@@ -5,6 +5,7 @@ LmpackError                 exit code 1
 ├── CheckpointError         a source GGUF or safetensors is broken, incomplete or lies
 ├── PackError               a pack is broken
 │   └── ManifestError       its manifest.json cannot be trusted
+├── ProfileError            a routing profile or trace is broken, or does not fit another one
 ├── UnsupportedError        sound input that this version cannot run (architecture, dtype, pre-tokenizer)
 ├── BudgetError             a memory budget below what the model needs; names the smallest that works
 └── StorageError            the drive refused: no space, no inodes, read-only, a read that failed
@@ -35,6 +36,10 @@ class PackError(LmpackError, ValueError):
 
 class ManifestError(PackError):
     """The manifest is missing, malformed, or of another version."""
+
+
+class ProfileError(LmpackError, ValueError):
+    """A routing profile or trace is broken, of another version, or does not fit the one beside it."""
 
 
 class UnsupportedError(LmpackError, NotImplementedError):
