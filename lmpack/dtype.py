@@ -23,7 +23,7 @@ class Block(NamedTuple):
     nbytes: int
 
 
-_BLOCKS: dict[str, Block] = {
+BLOCKS: dict[str, Block] = {
     # plain numbers
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ"), Block(1, 1)),
     "F8_E8M0": Block(1, 1),
@@ -67,7 +67,7 @@ _BLOCKS: dict[str, Block] = {
 }
 
 # safetensors packs these across rows: only the whole tensor has to end on a byte
-_PACKED_ACROSS_ROWS = frozenset({"F4", "F6_E2M3", "F6_E3M2"})
+PACKED_ACROSS_ROWS = frozenset({"F4", "F6_E2M3", "F6_E3M2"})
 
 GGML_DTYPES: Mapping[int, str] = MappingProxyType(
     {
@@ -113,15 +113,15 @@ GGML_DTYPES: Mapping[int, str] = MappingProxyType(
 
 def is_known(dtype: str) -> bool:
     """Tell whether this version knows the size of a dtype."""
-    return dtype in _BLOCKS
+    return dtype in BLOCKS
 
 
 def block_of(dtype: str) -> Block:
     """Return a dtype's block; raise UnsupportedError for a dtype this version does not know."""
-    block = _BLOCKS.get(dtype)
+    block = BLOCKS.get(dtype)
     if block is None:
         raise UnsupportedError(
-            f"dtype {dtype!r:.40} is not known to this version of lmpack; known are {', '.join(sorted(_BLOCKS))}"
+            f"dtype {dtype!r:.40} is not known to this version of lmpack; known are {', '.join(sorted(BLOCKS))}"
         )
     return block
 
@@ -133,7 +133,7 @@ def dtype_nbytes(dtype: str, shape: Sequence[int]) -> int:
     """
     block = block_of(dtype)
     num_elements = math.prod(shape)
-    blocked = num_elements if dtype in _PACKED_ACROSS_ROWS else (shape[-1] if shape else 1)
+    blocked = num_elements if dtype in PACKED_ACROSS_ROWS else (shape[-1] if shape else 1)
     if blocked % block.num_elements:
         raise UnsupportedError(
             f"shape {list(shape)}: a row of {dtype} needs a multiple of {block.num_elements} elements, got {blocked}"
