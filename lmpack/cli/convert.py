@@ -1,0 +1,74 @@
+"""lmpack convert: a GGUF or safetensors checkpoint becomes a pack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lmpack.alignment import DEFAULT_PAGE_SIZE
+from lmpack.byte_size import format_nbytes, parse_byte_size
+from lmpack.cli.progress import progress_bar
+from lmpack.cli.report import print_json
+
+if TYPE_CHECKING:
+    from converters.conversion import ConversionReport
+
+
+@click.command(
+    epilog="""Examples:
+
+\b
+  lmpack convert qwen3-Q4_K_M.gguf qwen3.lmpack
+  lmpack convert qwen3-00001-of-00003.gguf qwen3.lmpack --jobs 4
+  lmpack convert path/to/hf-folder qwen3.lmpack --page-size 64KiB --json
+"""
+)
+@click.argument("src", type=click.Path())
+@click.argument("dst", type=click.Path())
+@click.option(
+    "--page-size", default=str(DEFAULT_PAGE_SIZE), show_default=True, help="Expert files are multiples of it."
+)
+@click.option("--jobs", type=int, help="Writing threads [default: one per core, 2 to 8].")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def command(src: str, dst: str, page_size: str, jobs: int | None, as_json: bool) -> None:
+    """Convert the checkpoint SRC into the pack DST.
+
+    SRC is a GGUF file, any shard of a split set, a safetensors file, or a folder with one model. Every byte is
+    copied as it is, so `lmpack export` gives the files back.
+    """
+    from converters.checkpoint import open_checkpoint
+    from converters.conversion import convert
+
+    checkpoint = open_checkpoint(Path(src))
+    total = sum(file.nbytes for file in checkpoint.files)
+    with progress_bar(total, description="convert") as progress:
+        report = convert(checkpoint, dst, page_size=parse_byte_size(page_size), jobs=jobs, progress=progress)
+    if as_json:
+        print_json(_document(src, report))
+        return
+    for name in report.left_out:
+        click.echo(f"left out, no part of the checkpoint: {name}", err=True)
+    speed = report.source_nbytes / 1e6 / max(report.seconds, 1e-9)
+    click.echo(
+        f"{report.path}: {report.architecture}, {report.num_experts} experts in {report.num_layers} layers, "
+        f"{format_nbytes(report.source_nbytes)} from {report.num_files} file(s) in {report.seconds:.2f} s "
+        f"({speed:.0f} MB/s)"
+    )
+    click.echo(f"pack id {report.pack_id}")
+
+
+def _document(src: str, report: ConversionReport) -> dict[str, object]:
+    return {
+        "source": src,
+        "pack": str(report.path),
+        "pack_id": report.pack_id,
+        "architecture": report.architecture,
+        "num_layers": report.num_layers,
+        "num_experts": report.num_experts,
+        "num_files": report.num_files,
+        "nbytes": report.source_nbytes,
+        "left_out": list(report.left_out),
+        "seconds": round(report.seconds, 3),
+    }
