@@ -71,10 +71,7 @@ def sync_tree(path: Path) -> None:
     """
     syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
     if syncfs is None:
-        for folder, _, names in os.walk(path):
-            for name in names:
-                sync_path(os.path.join(folder, name))
-            sync_path(folder)
+        sync_each(path)
         return
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -83,6 +80,14 @@ def sync_tree(path: Path) -> None:
             raise OSError(number, os.strerror(number), os.fspath(path))
     finally:
         os.close(descriptor)
+
+
+def sync_each(path: Path) -> None:
+    """Do what sync_tree does with one call for each file and folder."""
+    for folder, _, names in os.walk(path):
+        for name in names:
+            sync_path(os.path.join(folder, name))
+        sync_path(folder)
 
 
 def sync_path(path: Path | str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lmpack.alignment import MAX_PAGE_SIZE, MIN_PAGE_SIZE, is_page_size
@@ -136,10 +136,6 @@ class Manifest:
             return _parse(raw)
         except JsonError as error:
             raise ManifestError(f"{where}: {error}") from None
-
-    def sealed(self) -> Manifest:
-        """Return this manifest with the pack_id that its bytes give."""
-        return replace(self, pack_id=pack_id_of(_dump(self)))
 
     def to_bytes(self) -> bytes:
         """Return the bytes of manifest.json, the same on every machine; pack_id is computed, not copied."""

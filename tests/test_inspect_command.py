@@ -6,6 +6,8 @@ import json
 from typing import TYPE_CHECKING
 
 from lmpack.cli.main import run
+from lmpack.manifest import Source, SourceFile
+from lmpack.pack_writer import PackWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,8 +26,24 @@ def test_a_pack_is_shown_with_its_layers_parts_and_sizes(
     assert f"pack id    {tiny_pack.manifest.pack_id}" in out
     assert "experts    5 in 2 layers, 4 files, 40.0 KiB" in out
     assert "shared     3 tensors, 16.0 KiB" in out
-    assert "layer 3: 2 experts of 16.0 KiB\n  gate_up      BF16     4x1100           8.6 KiB" in out
+    assert "layer 3: 2 experts of 16.0 KiB\n  gate_up  BF16     4x1100           8.6 KiB" in out
     assert "rms_norm_eps  1e-06" in out
+
+
+def test_layers_that_look_alike_are_one_block(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with PackWriter(tmp_path / "a.lmpack") as writer:
+        layers = (0, 1, 2, 4, 6, 7)
+        for layer in layers:
+            writer.add_layer(layer, 1, [("up", "U8", (1, 4))])
+        for layer in layers:
+            writer.write_part(layer, 0, "up", b"four")
+        kept = writer.keep("source/a", b"a")
+        file = SourceFile("a", *kept, "source/a", *kept, ())
+        writer.finish(architecture="x", config={}, source=Source("gguf", (file,)))
+    assert run(["inspect", str(tmp_path / "a.lmpack")]) == 0
+    out = capsys.readouterr().out
+    assert "layers 0-2, 4, 6-7: 1 expert of 4.0 KiB" in out
+    assert "experts    6 in 6 layers, 1 file, 4.0 KiB" in out
 
 
 def test_a_pack_as_json_has_every_layer_and_tensor(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from lmpack.errors import ManifestError, PackError
+from lmpack.errors import ManifestError, PackError, StorageError
 from lmpack.expert_key import ExpertKey
 from lmpack.manifest import Source, SourceFile
 from lmpack.pack import Pack
@@ -150,6 +150,13 @@ def test_an_expert_replaced_after_opening_is_not_followed(tiny_pack: TinyPack, t
     expert.unlink()
     os.mkfifo(expert)  # would block a reader that waits for a writer
     with pytest.raises(PackError, match="not a regular file"):
+        pack.read_expert(ExpertKey(1, 1))
+
+
+def test_an_expert_that_shrinks_after_opening_is_a_storage_error(tiny_pack: TinyPack) -> None:
+    pack = Pack.open(tiny_pack.path)
+    os.truncate(pack.expert_path(ExpertKey(1, 1)), 100)
+    with pytest.raises(StorageError, match=r"expert L001/E0001: .* gave 100 of 4096 bytes"):
         pack.read_expert(ExpertKey(1, 1))
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lmpack.drive import check_space
 from lmpack.errors import ManifestError, PackError, StorageError, UnsupportedError, UsageError
 from lmpack.manifest import Source, SourceFile
 from lmpack.pack import Pack
@@ -306,15 +305,6 @@ def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> N
     long = PackWriter(tmp_path / ("n" * 250))
     with long, pytest.raises(StorageError, match="the name is too long"):
         long.keep("source/a", b"a")
-
-
-def test_space_and_inodes_are_checked_on_the_drive_that_the_pack_will_be_on(tmp_path: Path) -> None:
-    check_space(tmp_path / "not" / "yet" / "there", 4096, 1)
-    with pytest.raises(StorageError, match=r"a\.lmpack: needs 1024\.0 TiB, .* free; free some space"):
-        check_space(tmp_path / "a.lmpack", 2**50, 1)
-    if os.statvfs(tmp_path).f_files:
-        with pytest.raises(StorageError, match=r"only .* inodes free"):
-            check_space(tmp_path / "a.lmpack", 4096, 2**62)
 
 
 def test_one_open_file_is_enough_however_many_experts_there_are(tmp_path: Path) -> None:

@@ -234,6 +234,19 @@ def test_progress_counts_every_byte_once(tiny_pack: TinyPack) -> None:
     assert counted[0] == report.nbytes > 0
 
 
+def test_a_file_that_shrinks_or_vanishes_while_it_is_checked_is_found(tiny_pack: TinyPack) -> None:
+    last, before_last = tiny_pack.path / "source/config.json", tiny_pack.path / "experts/L003/E0001.bin"
+
+    def damage(nbytes: int) -> None:
+        last.unlink(missing_ok=True)
+        os.truncate(before_last, 5)
+
+    problems = validate(tiny_pack.path, jobs=1, progress=damage).problems
+    assert [problem.file for problem in problems] == ["experts/L003/E0001.bin", "source/config.json"]
+    assert problems[0].message == "ends at byte 5, expected at least 16384 bytes"
+    assert "missing" in problems[1].message
+
+
 def test_files_larger_than_a_read_are_checked_to_the_end(tmp_path: Path) -> None:
     nbytes = 20 * 1024 * 1024 + 1000
     with PackWriter(tmp_path / "a.lmpack", page_size=2 * 1024 * 1024) as writer:

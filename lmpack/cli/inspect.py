@@ -181,8 +181,9 @@ def _layer_lines(layers: Iterable[LayerEntry]) -> list[str]:
             "",
             f"{'layer' if len(numbers) == 1 else 'layers'} {_spans(numbers)}: {_count(num_experts, 'expert')} of {format_nbytes(stride)}",
         ]
+        width = max(len(part.role) for part in parts)
         lines += [
-            f"  {part.role:12} {part.dtype:8} {'x'.join(map(str, part.shape)):16} {format_nbytes(part.nbytes)}"
+            f"  {part.role:{width}}  {part.dtype:8} {'x'.join(map(str, part.shape)):16} {format_nbytes(part.nbytes)}"
             for part in parts
         ]
     return lines
