@@ -292,3 +292,11 @@ def test_a_profile_that_cannot_be_written_leaves_nothing_behind(
 def test_others_may_read_a_profile_as_the_umask_says(saved: Path) -> None:
     saved.with_name("plain").write_bytes(b"")
     assert saved.stat().st_mode == saved.with_name("plain").stat().st_mode
+
+
+def test_a_file_with_one_byte_inverted_is_refused(saved: Path) -> None:
+    raw = saved.read_bytes()
+    for position in range(0, len(raw), 5):
+        saved.write_bytes(raw[:position] + bytes([raw[position] ^ 0xFF]) + raw[position + 1 :])
+        with pytest.raises(ProfileError):
+            RoutingProfile.load(saved)
