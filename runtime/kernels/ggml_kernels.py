@@ -78,7 +78,6 @@ class GGMLKernels:
         assert slots.dtype == torch.int32
         if n * k == 0:
             return x.new_empty(n, k, x.shape[1])
-        assert 0 <= int(slots.min()) <= int(slots.max()) < bank.num_slots
         x, slots = x.contiguous(), slots.contiguous()
         key = ("expert_ffn", n, k, bank.stride, bank.num_slots, bank.parts)
         graph = self._graphs.get(key) or self._keep(key, self._expert_ffn_graph(n, k, bank))
