@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shutil
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from tiny_routing import ORIGIN, record
 
+from converters.conversion import convert
 from lmpack.cli.heat_map import draw_heat_map
 from lmpack.cli.main import run
 from lmpack.pack import Pack
@@ -174,6 +176,22 @@ def test_a_prompt_beyond_the_context_is_named_before_anything_runs(
     assert not output.exists()
 
 
+def test_a_chat_that_the_template_refuses_is_named(
+    models_dir: Path, tmp_path: Path, prompts: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "hf"
+    shutil.copytree(models_dir / "families" / "qwen3_moe" / "hf", folder)
+    config_file = folder / "tokenizer_config.json"
+    config = json.loads(config_file.read_text(encoding="utf-8"))
+    config["chat_template"] = "{{ raise_exception('system first') }}"
+    config_file.write_text(json.dumps(config), encoding="utf-8")
+    convert(folder, tmp_path / "m.lmpack")
+    assert run(["profile", str(tmp_path / "m.lmpack"), "--prompts", str(prompts), "-o", str(output)]) == 2
+    error = capsys.readouterr().err
+    assert f"{prompts}:2: " in error
+    assert "system first" in error
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -198,8 +216,6 @@ def test_options_that_cannot_work_are_refused_before_the_run(
 def test_a_dense_model_has_nothing_to_profile(
     models_dir: Path, prompts: Path, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from converters.conversion import convert
-
     convert(models_dir / "families" / "qwen3" / "qwen3-bf16.gguf", tmp_path / "dense.lmpack")
     assert run(["profile", str(tmp_path / "dense.lmpack"), "--prompts", str(prompts), "-o", str(output)]) == 1
     assert "is dense" in capsys.readouterr().err

@@ -31,7 +31,7 @@ from lmpack.byte_size import format_nbytes
 from lmpack.cli.engine_options import EngineOptions, engine_options
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import print_json
-from lmpack.errors import UsageError
+from lmpack.errors import LmpackError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -169,15 +169,17 @@ def _check_outputs(output: Path, trace: Path | None) -> None:
 
 def _tokenize(prompt_set: PromptSet, engine: Engine, parse_special: bool) -> list[list[int]]:
     """Token ids of every prompt; checked before the first one runs."""
-    from runtime.chat_template import render_chat
+    from runtime.chat_template import encode_chat
 
     prompts_ids = []
     for prompt in prompt_set.prompts:
-        if prompt.text is not None:
-            ids = engine.tokenizer.encode(prompt.text, parse_special=parse_special)
-        else:
-            text = render_chat(engine.tokenizer, [asdict(message) for message in prompt.messages])
-            ids = engine.tokenizer.encode(text, add_special=False, parse_special=True)
+        try:
+            if prompt.text is not None:
+                ids = engine.tokenizer.encode(prompt.text, parse_special=parse_special)
+            else:
+                ids = encode_chat(engine.tokenizer, [asdict(message) for message in prompt.messages])
+        except LmpackError as error:  # the model's template refuses what it does not know
+            raise UsageError(f"{prompt_set.at(prompt)}: {error}") from error
         if not 1 <= len(ids) <= engine.context_length:
             raise UsageError(
                 f"{prompt_set.at(prompt)}: the prompt has {len(ids)} tokens, expected 1 to "
