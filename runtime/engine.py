@@ -115,6 +115,7 @@ class Engine:
             dense_nbytes=sum(info.nbytes for info in pack.manifest.shared),
             kv_nbytes=kv_nbytes(config, context_length, KV_DTYPES[kv_dtype]),
             buffers_nbytes=activation_nbytes(pack.manifest, config, context_length, PREFILL_CHUNK),
+            top_k=config.num_experts_per_tok,
         )
         torch.set_num_threads(num_threads)
         weights = DenseWeights(pack, torch_device)

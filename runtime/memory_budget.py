@@ -1,0 +1,102 @@
+"""How a memory budget is spent: what every run needs first, then expert slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lmpack.byte_size import format_nbytes
+from lmpack.errors import BudgetError
+from runtime.expert_layout import expert_layouts
+from runtime.free_memory import free_memory_nbytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lmpack.manifest import Manifest
+    from runtime.expert_layout import ExpertLayout
+
+# Resident size of Python with torch, ggml and a tokenizer of 150,000 tokens loaded is 240-330 MiB; a constant, so
+# that a budget which is legal today is legal tomorrow.
+PROCESS_NBYTES = 384 << 20
+# Of what is free now, the share that a run without --ram leaves to everybody else.
+_HEADROOM = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """Bytes of each purpose; together at most `total_nbytes`."""
+
+    total_nbytes: int
+    process_nbytes: int
+    dense_nbytes: int
+    kv_nbytes: int
+    buffers_nbytes: int
+    layouts: tuple[ExpertLayout, ...]
+    slots: tuple[int, ...]  # of each layout
+
+    @classmethod
+    def plan(
+        cls,
+        manifest: Manifest,
+        *,
+        ram_nbytes: int | None,
+        dense_nbytes: int,
+        kv_nbytes: int,
+        buffers_nbytes: int,
+        top_k: int,
+    ) -> MemoryBudget:
+        """Give the experts what the rest leaves of `ram_nbytes` (None: what is free now, less a tenth).
+
+        Every layout gets at least `top_k` slots, and no more than it has experts. Raises BudgetError naming
+        the smallest budget that works.
+        """
+        total = ram_nbytes if ram_nbytes is not None else int(free_memory_nbytes() * (1 - _HEADROOM))
+        layouts = expert_layouts(manifest)
+        least = [min(top_k, layout.num_experts) for layout in layouts]
+        fixed = PROCESS_NBYTES + dense_nbytes + kv_nbytes + buffers_nbytes
+        smallest = fixed + sum(slots * layout.stride for slots, layout in zip(least, layouts, strict=True))
+        if total < smallest:
+            given = "the memory budget" if ram_nbytes is not None else "the memory that is free now"
+            raise BudgetError(
+                f"{given} is {format_nbytes(total)}, this model needs {format_nbytes(smallest)} at the least "
+                f"(dense weights {format_nbytes(dense_nbytes)}, KV cache {format_nbytes(kv_nbytes)}, buffers "
+                f"{format_nbytes(buffers_nbytes)}, process {format_nbytes(PROCESS_NBYTES)}, {top_k} experts); "
+                f"use --ram {smallest} or more, or a smaller --context; the smallest is {smallest} bytes"
+            )
+        slots = _share(layouts, least, total - smallest)
+        return cls(total, PROCESS_NBYTES, dense_nbytes, kv_nbytes, buffers_nbytes, layouts, slots)
+
+    @property
+    def experts_nbytes(self) -> int:
+        """What the slots take."""
+        return sum(slots * layout.stride for slots, layout in zip(self.slots, self.layouts, strict=True))
+
+    @property
+    def resident_share(self) -> float:
+        """Share of the experts' bytes that fit; 1 for a dense model."""
+        all_nbytes = sum(layout.nbytes for layout in self.layouts)
+        return self.experts_nbytes / all_nbytes if all_nbytes else 1.0
+
+    def describe(self) -> str:
+        """One line for people."""
+        return (
+            f"budget {format_nbytes(self.total_nbytes)}: dense {format_nbytes(self.dense_nbytes)}, "
+            f"KV {format_nbytes(self.kv_nbytes)}, buffers {format_nbytes(self.buffers_nbytes)}, process "
+            f"{format_nbytes(self.process_nbytes)}, experts {format_nbytes(self.experts_nbytes)} "
+            f"({self.resident_share:.0%} resident)"
+        )
+
+
+def _share(layouts: Sequence[ExpertLayout], least: Sequence[int], extra_nbytes: int) -> tuple[int, ...]:
+    """Slots per layout: the least, and of the rest a share by what its experts beyond the least take."""
+    wanted = [
+        (layout.num_experts - slots) * layout.stride for layout, slots in zip(layouts, least, strict=True)
+    ]
+    all_wanted = sum(wanted)
+    if all_wanted <= extra_nbytes:
+        return tuple(layout.num_experts for layout in layouts)
+    return tuple(
+        slots + extra_nbytes * want // all_wanted // layout.stride
+        for layout, slots, want in zip(layouts, least, wanted, strict=True)
+    )

@@ -1,0 +1,74 @@
+"""lmpack run, chat and perplexity on the demo model, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lmpack.cli import chat, perplexity, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import click
+
+QUESTION = "What is the capital of France?"
+ANSWER = "The capital of France is Paris."
+
+
+def invoke(command: click.Command, *arguments: str, given: str | None = None) -> Result:
+    return CliRunner().invoke(command, arguments, input=given, catch_exceptions=False)
+
+
+def test_run_streams_the_answer_to_stdout_and_the_rest_to_stderr(demo_pack: Path) -> None:
+    result = invoke(run.command, str(demo_pack), "-p", QUESTION, "--chat", "-n", "20", "--stats")
+    assert result.stdout == f"{ANSWER}\n"
+    assert "tokens/s" in result.stderr
+
+
+def test_run_json_is_one_document_with_ids_text_and_logprobs(demo_pack: Path) -> None:
+    result = invoke(run.command, str(demo_pack), "-p", "Once upon a time", "-n", "5", "--logprobs", "3", "--json")
+    document = json.loads(result.stdout)
+    assert len(document["token_ids"]) == len(document["logprobs"]) == len(document["top_logprobs"]) == 5
+    assert all(len(top) == 3 for top in document["top_logprobs"])
+    assert document["text"].startswith(" there")
+    assert document["stats"]["kernels"] == "ggml"
+    assert document["stats"]["hits"] + document["stats"]["misses"] > 0
+
+
+def test_a_seed_gives_the_same_text_twice(demo_pack: Path) -> None:
+    def text(seed: str) -> str:
+        options = ("-p", "Once upon a time", "-n", "24", "--temperature", "1.0", "--seed", seed)
+        return invoke(run.command, str(demo_pack), *options).stdout
+
+    assert text("3") == text("3")
+    assert text("3") != text("4")
+
+
+def test_a_stop_text_ends_the_answer_before_it(demo_pack: Path) -> None:
+    result = invoke(run.command, str(demo_pack), "-p", QUESTION, "--chat", "--stop", " is Par")
+    assert result.stdout == "The capital of France\n"
+
+
+def test_the_prompt_can_come_from_a_file(demo_pack: Path, tmp_path: Path) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text(QUESTION, encoding="utf-8")
+    assert invoke(run.command, str(demo_pack), "-f", str(prompt), "--chat").stdout == f"{ANSWER}\n"
+
+
+def test_chat_remembers_the_turns_and_ends_with_the_input(demo_pack: Path) -> None:
+    result = invoke(chat.command, str(demo_pack), "-n", "24", given=f"{QUESTION}\n{QUESTION}\n")
+    first, second = result.stdout.splitlines()
+    assert first == ANSWER
+    assert "Paris" in second
+
+
+def test_perplexity_prints_a_number_with_its_error(demo_pack: Path, demo_heldout: Path) -> None:
+    options = (str(demo_pack), str(demo_heldout), "--context", "256", "--chunks", "2")
+    assert invoke(perplexity.command, *options).stdout.startswith("perplexity ")
+    document = json.loads(invoke(perplexity.command, *options, "--json").stdout)
+    assert document["num_tokens"] == 2 * 127
+    assert document["perplexity"] == pytest.approx(12.8, rel=0.5)
