@@ -22,6 +22,7 @@ from converters.conversion_plan import (
     PartPiece,
     Piece,
     RestPiece,
+    check_packable,
     plan_conversion,
 )
 from converters.copy_lanes import BUFFER_NBYTES, CopyLanes
@@ -80,6 +81,7 @@ def convert(
     description = checkpoint.describe()
     buffer_nbytes = max(BUFFER_NBYTES, plan.largest_part_nbytes)
     with PackWriter(dst, page_size=page_size) as writer:
+        check_packable(checkpoint, plan, description, page_size)
         _fix_layout(writer, plan)
         check_space(
             Path(dst),

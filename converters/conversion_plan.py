@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from converters.tensor_role import SharedTensor, SinglePart, StackedPart, TensorRole
-from lmpack.errors import CheckpointError, UnsupportedError
-from lmpack.source_file import SourceSegment
+from lmpack.errors import CheckpointError, ManifestError, UnsupportedError
+from lmpack.expert_key import ExpertKey
+from lmpack.layer_entry import ExpertEntry, LayerEntry, lay_out_parts
+from lmpack.manifest import Manifest
+from lmpack.source_file import Source, SourceFile, SourceSegment, kept_path_of
+from lmpack.tensor_info import lay_out_shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from converters.checkpoint import Checkpoint, CheckpointTensor
+    from converters.model_config import ModelDescription
 
 MAX_REST_NBYTES = 256 << 20  # headers take up to 100 MB; more that no tensor claims is no checkpoint
+_NO_HASH = "0" * 64
 
 PartLayout: TypeAlias = tuple[str, str, tuple[int, ...]]  # role, dtype, shape
 
@@ -137,6 +143,51 @@ def plan_conversion(checkpoint: Checkpoint) -> ConversionPlan:
         files.append(plan)
     finished = {layer: layers[layer].finish(str(checkpoint.path)) for layer in sorted(layers)}
     return ConversionPlan(finished, tuple(shared.values()), tuple(files))
+
+
+def check_packable(
+    checkpoint: Checkpoint, plan: ConversionPlan, description: ModelDescription, page_size: int
+) -> None:
+    """Write the manifest with empty hashes and read it back; raises CheckpointError for what it cannot hold.
+
+    So a name or a number that format 1 refuses is found before the first byte is copied, not after the last.
+    """
+    layers = []
+    for layer, experts in plan.layers.items():
+        parts, stride = lay_out_parts(experts.parts, page_size)
+        keys = (ExpertKey(layer, expert) for expert in range(experts.num_experts))
+        layers.append(
+            LayerEntry(layer, parts, stride, tuple(ExpertEntry(k.file, stride, _NO_HASH) for k in keys))
+        )
+    shared, shared_nbytes = lay_out_shared(plan.shared, page_size)
+    files = [
+        SourceFile(
+            name=file.name,
+            nbytes=file.nbytes,
+            sha256=_NO_HASH,
+            kept=kept_path_of(file.name, has_segments=bool(todo.segments)),
+            kept_nbytes=file.nbytes - sum(segment.nbytes for segment in todo.segments),
+            kept_sha256=_NO_HASH,
+            segments=todo.segments,
+        )
+        for file, todo in zip(checkpoint.files, plan.files, strict=True)
+    ]
+    draft = Manifest(
+        page_size=page_size,
+        architecture=description.architecture,
+        config=description.config,
+        layers=tuple(layers),
+        shared=tuple(replace(tensor, sha256=_NO_HASH) for tensor in shared),
+        shared_nbytes=shared_nbytes,
+        source=Source(checkpoint.kind, tuple(files)),
+        reproducible=True,
+        reason="",
+        pack_id="",
+    )
+    try:
+        Manifest.parse(draft.to_bytes(), checkpoint.path)
+    except ManifestError as error:
+        raise CheckpointError(f"{error} (a pack cannot hold this)") from error
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MAX_HEADER_NBYTES = 100_000_000  # the largest real headers (250,000 tokens with merges) take 15 MB
 MAX_NAME_NBYTES = 65_535  # the specification's limit for keys
 MAX_DIMS = 8  # ggml stops at 4
+MAX_ELEMENTS = (1 << 53) - 1  # what JSON can say exactly
 MAX_ARRAY_DEPTH = 4  # no known key nests arrays at all
 MAX_ALIGNMENT = 1 << 30
 DEFAULT_ALIGNMENT = 32
@@ -196,8 +197,8 @@ class _Parser:
         if num_dims > MAX_DIMS:
             raise self.error(f"{num_dims} dimensions, at most {MAX_DIMS} are possible")
         dims = tuple(self.scalar("u8") for _ in range(num_dims))
-        if math.prod(max(n, 1) for n in dims) >= 1 << 63:
-            raise self.error(f"dimensions {list(dims)} have more elements than 64 bits can count")
+        if math.prod(max(n, 1) for n in dims) > MAX_ELEMENTS:
+            raise self.error(f"dimensions {list(dims)} have more than {MAX_ELEMENTS} elements")
         ggml_type = self.scalar("u4")
         return GGUFTensorInfo(name, ggml_type, dims[::-1], self.scalar("u8"))
 

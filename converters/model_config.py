@@ -145,8 +145,8 @@ def config_from_gguf(header: GGUFHeader, shapes: Shapes, *, where: str) -> Model
     if header.endian == "big":
         config["byte_order"] = "big"
     _complete(config, shapes)
-    if "num_experts" in config:
-        config.setdefault("norm_topk_prob", _GGUF_NORM_TOPK_PROB.get(architecture, False))
+    if "num_experts" in config and architecture in _GGUF_NORM_TOPK_PROB:
+        config.setdefault("norm_topk_prob", _GGUF_NORM_TOPK_PROB[architecture])
     config["tie_word_embeddings"] = "token_embd.weight" in shapes and "output.weight" not in shapes
     return ModelDescription(architecture, dict(sorted(config.items())))
 
@@ -165,8 +165,8 @@ def config_from_hf(config_json: Mapping[str, Any], shapes: Shapes) -> ModelDescr
         _put(config, "sliding_window", source["sliding_window"])
     _put_rope(config, source)
     _complete(config, shapes)
-    if "num_experts" in config:
-        config.setdefault("norm_topk_prob", _HF_NORM_TOPK_PROB.get(model_type, False))
+    if "num_experts" in config and model_type in _HF_NORM_TOPK_PROB:
+        config.setdefault("norm_topk_prob", _HF_NORM_TOPK_PROB[model_type])
     ties = config.pop("tie_word_embeddings", model_type in _HF_TIES_BY_DEFAULT)
     has_output = "output.weight" in shapes or any(name.endswith("lm_head.weight") for name in shapes)
     config["tie_word_embeddings"] = bool(ties) or not has_output
@@ -184,7 +184,7 @@ def hf_architecture(model_type: str) -> str:
     for candidate in (base, base.replace("_", "-"), base.replace("_", ""), base.replace("_moe", "-moe")):
         if candidate in names:
             return candidate
-    return model_type or "unknown"
+    return base or "unknown"
 
 
 def _complete(config: dict[str, ConfigValue], shapes: Shapes) -> None:

@@ -1,0 +1,87 @@
+"""Export: the source's files again, hash for hash, or an error and nothing under their names."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+from gguf_fixtures import METADATA, gguf_bytes, moe_tensors
+from round_trip import round_trip
+
+from converters.conversion import convert
+from converters.export import export
+from lmpack.cli.export import command
+from lmpack.errors import PackError, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_bytes(moe_tensors(), METADATA))
+    return path
+
+
+@pytest.fixture
+def pack(tmp_path: Path, source: Path) -> Path:
+    convert(source, tmp_path / "m.lmpack")
+    return tmp_path / "m.lmpack"
+
+
+def test_every_model_of_every_family_comes_back(models_dir: Path, tmp_path: Path) -> None:
+    sources = sorted(models_dir.glob("families/*/hf")) + sorted(models_dir.glob("families/*/*.gguf"))
+    sources += [models_dir / "tiny" / "hf", models_dir / "tiny" / "tiny-Q4_K_M.gguf"]
+    assert len(sources) > 50
+    for number, path in enumerate(sources):
+        work = tmp_path / str(number)
+        work.mkdir()
+        round_trip(path, work)
+
+
+@pytest.mark.parametrize("shard", [None, 1, 3])
+def test_a_split_set_comes_back_whichever_shard_opened_it(
+    models_dir: Path, tmp_path: Path, shard: int | None
+) -> None:
+    folder = models_dir / "families" / "qwen3_moe" / "split"
+    names = [f"qwen3_moe-bf16-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    pack = round_trip(folder if shard is None else folder / names[shard - 1], tmp_path, names=names)
+    assert [file.name for file in pack.manifest.source.files] == names
+
+
+def test_a_file_that_exists_is_never_overwritten(tmp_path: Path, pack: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "m.gguf").write_text("mine")
+    with pytest.raises(UsageError, match=r"m\.gguf: exists, and export overwrites nothing"):
+        export(pack, tmp_path / "out")
+    assert (tmp_path / "out" / "m.gguf").read_text() == "mine"
+
+
+@pytest.mark.parametrize("file", ["experts/L001/E0002.bin", "shared.bin", "source/m.gguf.rest"])
+def test_a_damaged_pack_gives_an_error_and_no_file(tmp_path: Path, pack: Path, file: str) -> None:
+    raw = bytearray((pack / file).read_bytes())
+    raw[40] ^= 0xFF
+    (pack / file).write_bytes(raw)
+    with pytest.raises(PackError, match="run: lmpack validate"):
+        export(pack, tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_progress_counts_every_byte(tmp_path: Path, source: Path, pack: Path) -> None:
+    done: list[int] = []
+    report = export(pack, tmp_path / "out", progress=done.append)
+    assert sum(done) == report.nbytes == source.stat().st_size
+
+
+def test_the_command_names_the_files(tmp_path: Path, source: Path, pack: Path) -> None:
+    out = tmp_path / "out"
+    result = CliRunner().invoke(command, [str(pack), str(out), "--json"])
+    assert result.exit_code == 0
+    document = json.loads(result.output)
+    assert [file["name"] for file in document["files"]] == ["m.gguf"]
+    assert (out / "m.gguf").read_bytes() == source.read_bytes()
+    result = CliRunner().invoke(command, [str(pack), str(tmp_path / "again")])
+    assert str(tmp_path / "again" / "m.gguf") in result.output
