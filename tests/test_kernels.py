@@ -250,6 +250,25 @@ class TestEveryKernel:
             waves[tokens, ranks] = kernels.expert_ffn(x[tokens], slots[tokens, ranks, None], bank).squeeze(1)
         assert torch.equal(waves, together)
 
+    @pytest.mark.parametrize("order", [("gate", "up", "down"), ("gate", "down", "up")])
+    def test_a_bank_of_many_slots_gives_the_same_bits_as_a_small_one(
+        self, kernels: Kernels, order: tuple[str, ...]
+    ) -> None:
+        few, _ = bank_of(dict.fromkeys(("gate", "up", "down"), "Q4_0"), order)
+        num_slots = 700  # 12 of them hold anything; the others' memory is never touched
+        storage = torch.empty(num_slots * few.stride, dtype=torch.uint8)
+        places = torch.from_numpy(
+            np.random.default_rng(3).permutation(num_slots)[:NUM_SLOTS].astype(np.int32)
+        )
+        for slot, place in enumerate(places.tolist()):
+            content = few.storage[slot * few.stride : (slot + 1) * few.stride]
+            storage[place * few.stride : (place + 1) * few.stride] = content
+        many = ExpertBank(storage, few.stride, num_slots, few.parts)
+        x, slots = inputs(2, HIDDEN), random_slots(2, 10)
+        expected = kernels.expert_ffn(x, slots, few).clone()
+        assert torch.equal(kernels.expert_ffn(x, places[slots], many), expected)
+        assert torch.equal(kernels.expert_ffn(x[:1], places[slots[:1]], many), expected[:1])
+
     def test_the_layout_of_the_parts_does_not_change_the_bits(self, kernels: Kernels) -> None:
         x, slots = inputs(3, HIDDEN), random_slots(3, 4)
         dtypes = dict.fromkeys(("gate", "up", "down"), "Q4_K")

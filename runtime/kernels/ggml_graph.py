@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,25 +17,32 @@ if TYPE_CHECKING:
 
     from runtime.kernels.ggml_library import GGMLLibrary
 
-_MAX_TENSORS = 64
 _ALIGNMENT = 64  # a cache line
 _STATUS_SUCCESS = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A float32 tensor that run() returns: the results of these operations, one after the other."""
+
+    results: tuple[TensorStruct, ...]
+    shape: tuple[int, ...]
 
 
 class Graph:
     """Built once per shape: leaves, operations, finish(); afterwards a run only changes `data` pointers."""
 
-    def __init__(self, library: GGMLLibrary) -> None:
+    def __init__(self, library: GGMLLibrary, max_tensors: int = 32) -> None:
         self._library = library
-        nbytes = _MAX_TENSORS * library.ggml_tensor_overhead()
-        nbytes += library.ggml_graph_overhead_custom(_MAX_TENSORS, False)
+        nbytes = max_tensors * library.ggml_tensor_overhead()
+        nbytes += library.ggml_graph_overhead_custom(max_tensors, False)
         self._context = library.ggml_init(InitParams(nbytes, None, True))
         if not self._context:
             raise MemoryError("ggml_init")
-        self._graph = library.ggml_new_graph_custom(self._context, _MAX_TENSORS, False)
+        self._graph = library.ggml_new_graph_custom(self._context, max_tensors, False)
         self._leaves: list[tuple[TensorStruct, int]] = []
         self._operations: list[TensorStruct] = []
-        self._outputs: list[tuple[TensorStruct, tuple[int, ...]]] = []
+        self._outputs: tuple[Output, ...] = ()
         self._kept: tuple[Tensor, ...] | None = None
         self._inner: list[tuple[TensorStruct, int]] = []
         self._plan = PlanStruct()
@@ -70,26 +78,20 @@ class Graph:
         return result
 
     def finish(
-        self,
-        outputs: Sequence[tuple[TensorStruct, tuple[int, ...]]],
-        *,
-        keep_outputs: bool,
-        num_threads: int,
-        threadpool: int,
+        self, outputs: Sequence[Output], *, keep_outputs: bool, num_threads: int, threadpool: int
     ) -> Graph:
         """Fix the order of the operations and where their results lie.
 
-        outputs: with the shapes of the torch tensors that run() returns, float32; kept ones are allocated here and
-        written again by every run, the others are new in each run.
+        keep_outputs: allocate them here, for every run to write again; otherwise each run returns new ones.
         """
         library = self._library
-        self._outputs = list(outputs)
+        self._outputs = tuple(outputs)
         if keep_outputs:
             self._kept = self._new_outputs()
-        for output, _ in outputs:
-            library.ggml_build_forward_expand(self._graph, ctypes.addressof(output))
+        leaving = {ctypes.addressof(result) for output in outputs for result in output.results}
+        for operation in self._operations:
+            library.ggml_build_forward_expand(self._graph, ctypes.addressof(operation))
         self._plan = library.ggml_graph_plan(self._graph, num_threads, threadpool)
-        leaving = {ctypes.addressof(output) for output, _ in outputs}
         end = align(self._plan.work_size)
         for operation in self._operations:
             address = ctypes.addressof(operation)
@@ -122,9 +124,12 @@ class Graph:
         self._library.ggml_free(self._context)
 
     def _new_outputs(self) -> tuple[Tensor, ...]:
-        tensors = tuple(torch.empty(shape) for _, shape in self._outputs)
-        for (output, _), tensor in zip(self._outputs, tensors, strict=True):
-            output.data = tensor.data_ptr()
+        tensors = tuple(torch.empty(output.shape) for output in self._outputs)
+        for output, tensor in zip(self._outputs, tensors, strict=True):
+            address = tensor.data_ptr()
+            for result in output.results:
+                result.data = address
+                address += self._library.ggml_nbytes(ctypes.addressof(result))
         return tensors
 
 

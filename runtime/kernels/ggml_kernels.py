@@ -14,7 +14,7 @@ import torch
 from lmpack.dtype import dtype_nbytes
 from lmpack.errors import UnsupportedError
 from runtime.kernels.expert_matrices import ExpertMatrices
-from runtime.kernels.ggml_graph import Graph, align
+from runtime.kernels.ggml_graph import Graph, Output, align
 from runtime.kernels.ggml_library import ThreadpoolParams, load_ggml
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ _MAX_GRAPHS = 512  # a few KB each; prefills of many lengths leave theirs behind
 # Idle workers spin this long before they sleep: in ggml's unit, about 3 ms. Longer than Python takes between two
 # calls of one token, shorter than a read from the drive.
 _POLL = 1
+# ggml walks over all slots of a bank in each product, about 3 ns per slot; beyond this many, one token's experts are
+# cheaper as single-slot banks.
+_MANY_SLOTS = 512
 
 
 class GGMLKernels:
@@ -50,6 +53,7 @@ class GGMLKernels:
         self._graphs: dict[Hashable, Graph] = {}
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._scratch_address = 0
+        self._slot_zero = torch.zeros(1, dtype=torch.int32)
 
     def embed(self, weight: Weight, token_ids: Tensor) -> Tensor:
         n = len(token_ids)
@@ -79,10 +83,23 @@ class GGMLKernels:
         if n * k == 0:
             return x.new_empty(n, k, x.shape[1])
         x, slots = x.contiguous(), slots.contiguous()
+        if n == 1 and bank.num_slots > _MANY_SLOTS:
+            return self._expert_ffn_one_by_one(x, slots, bank)
         key = ("expert_ffn", n, k, bank.stride, bank.num_slots, bank.parts)
         graph = self._graphs.get(key) or self._keep(key, self._expert_ffn_graph(n, k, bank))
         projections = (bank.storage.data_ptr(),) * (graph.num_leaves - 2)
         return graph.run(self._scratch_address, (x.data_ptr(), slots.data_ptr(), *projections))[0]
+
+    def _expert_ffn_one_by_one(self, x: Tensor, slots: Tensor, bank: ExpertBank) -> Tensor:
+        """expert_ffn of one token, each expert as a bank of a single slot."""
+        k = slots.shape[1]
+        key = ("expert_ffn_one_by_one", k, bank.parts)
+        graph = self._graphs.get(key) or self._keep(key, self._one_by_one_graph(k, bank))
+        storage, chosen = bank.storage.data_ptr(), slots[0].tolist()
+        assert 0 <= min(chosen) <= max(chosen) < bank.num_slots
+        per_expert = (graph.num_leaves - 2) // k
+        experts = [storage + slot * bank.stride for slot in chosen for _ in range(per_expert)]
+        return graph.run(self._scratch_address, (x.data_ptr(), self._slot_zero.data_ptr(), *experts))[0]
 
     def feed_forward(self, x: Tensor, gate: Weight, up: Weight, down: Weight) -> Tensor:
         n = len(x)
@@ -106,7 +123,7 @@ class GGMLKernels:
         self._check(weight.dtype, weight.shape)
         graph = Graph(self._library)
         rows = graph.operation("ggml_get_rows", _matrix(graph, weight), graph.leaf("I32", n))
-        return self._finish(graph, n, (rows, (n, weight.shape[1])))
+        return self._finish(graph, n, Output((rows,), (n, weight.shape[1])))
 
     def _linear_graph(self, n: int, weights: Sequence[Weight]) -> Graph:
         for weight in weights:
@@ -114,8 +131,11 @@ class GGMLKernels:
         graph = Graph(self._library)
         x = graph.leaf("F32", weights[0].shape[1], n)
         products = [graph.operation("ggml_mul_mat", _matrix(graph, weight), x) for weight in weights]
-        shapes = [(n, weight.shape[0]) for weight in weights]
-        return self._finish(graph, n, *zip(products, shapes, strict=True))
+        outputs = [
+            Output((product,), (n, weight.shape[0]))
+            for product, weight in zip(products, weights, strict=True)
+        ]
+        return self._finish(graph, n, *outputs)
 
     def _feed_forward_graph(self, n: int, gate: Weight, up: Weight, down: Weight) -> Graph:
         for weight in (gate, up, down):
@@ -125,29 +145,29 @@ class GGMLKernels:
         gated, raised = (graph.operation("ggml_mul_mat", _matrix(graph, weight), x) for weight in (gate, up))
         inner = graph.operation("ggml_swiglu_split", gated, raised)
         lowered = graph.operation("ggml_mul_mat", _matrix(graph, down), inner)
-        return self._finish(graph, n, (lowered, (n, down.shape[0])))
+        return self._finish(graph, n, Output((lowered,), (n, down.shape[0])))
 
     def _expert_ffn_graph(self, n: int, k: int, bank: ExpertBank) -> Graph:
+        experts = self._checked_matrices(bank)
+        graph = Graph(self._library)
+        x = graph.leaf("F32", experts.hidden_size, 1, n)
+        slots = graph.leaf("I32", k, n)
+        result = _swiglu_of_slots(graph, experts, x, slots, bank.num_slots, bank.stride)
+        return self._finish(graph, n, Output((result,), (n, k, experts.hidden_size)))
+
+    def _one_by_one_graph(self, k: int, bank: ExpertBank) -> Graph:
+        experts = self._checked_matrices(bank)
+        graph = Graph(self._library, max_tensors=8 * (k + 1))
+        x = graph.leaf("F32", experts.hidden_size, 1, 1)
+        slot = graph.leaf("I32", 1, 1)
+        results = tuple(_swiglu_of_slots(graph, experts, x, slot, 1, bank.stride) for _ in range(k))
+        return self._finish(graph, 1, Output(results, (1, k, experts.hidden_size)))
+
+    def _checked_matrices(self, bank: ExpertBank) -> ExpertMatrices:
         experts = ExpertMatrices.of(bank.parts)
         for matrix in (experts.gate, experts.up, experts.down):
             self._check(matrix.dtype, matrix.shape)
-        graph = Graph(self._library)
-        hidden = experts.down.shape[0]
-        x = graph.leaf("F32", hidden, 1, n)
-        slots = graph.leaf("I32", k, n)
-
-        def product(matrix: ExpertMatrix, rows: TensorStruct) -> TensorStruct:
-            stack = graph.stacked_leaf(matrix.dtype, matrix.shape, bank.num_slots, bank.stride, matrix.offset)
-            return graph.operation("ggml_mul_mat_id", stack, rows, slots)
-
-        # Neighbours in the slot are one taller matrix: x is rounded once, and the threads meet less often.
-        if (joined := experts.gate.followed_by(experts.up)) is not None:
-            inner = graph.operation("ggml_swiglu", product(joined, x))
-        elif (joined := experts.up.followed_by(experts.gate)) is not None:
-            inner = graph.operation("ggml_swiglu_swapped", product(joined, x))
-        else:
-            inner = graph.operation("ggml_swiglu_split", product(experts.gate, x), product(experts.up, x))
-        return self._finish(graph, n, (product(experts.down, inner), (n, k, hidden)))
+        return experts
 
     def _check(self, dtype: str, shape: tuple[int, int]) -> None:
         if not self._library.multiplies(dtype):
@@ -156,7 +176,7 @@ class GGMLKernels:
                 f"dtype; use the torch kernels"
             )
 
-    def _finish(self, graph: Graph, n: int, *outputs: tuple[TensorStruct, tuple[int, ...]]) -> Graph:
+    def _finish(self, graph: Graph, n: int, *outputs: Output) -> Graph:
         return graph.finish(
             outputs, keep_outputs=n == 1, num_threads=self._num_threads, threadpool=self._threadpool
         )
@@ -176,6 +196,23 @@ class GGMLKernels:
         for graph in self._graphs.values():
             graph.close()
         self._graphs.clear()
+
+
+def _swiglu_of_slots(
+    graph: Graph, experts: ExpertMatrices, x: TensorStruct, slots: TensorStruct, num_slots: int, stride: int
+) -> TensorStruct:
+    def product(matrix: ExpertMatrix, rows: TensorStruct) -> TensorStruct:
+        stack = graph.stacked_leaf(matrix.dtype, matrix.shape, num_slots, stride, matrix.offset)
+        return graph.operation("ggml_mul_mat_id", stack, rows, slots)
+
+    # Neighbours in the slot are one taller matrix: x is rounded once, and the threads meet less often.
+    if (joined := experts.gate.followed_by(experts.up)) is not None:
+        inner = graph.operation("ggml_swiglu", product(joined, x))
+    elif (joined := experts.up.followed_by(experts.gate)) is not None:
+        inner = graph.operation("ggml_swiglu_swapped", product(joined, x))
+    else:
+        inner = graph.operation("ggml_swiglu_split", product(experts.gate, x), product(experts.up, x))
+    return product(experts.down, inner)
 
 
 def _matrix(graph: Graph, weight: Weight) -> TensorStruct:
