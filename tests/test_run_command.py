@@ -30,7 +30,9 @@ def test_run_streams_the_answer_to_stdout_and_the_rest_to_stderr(demo_pack: Path
 
 
 def test_run_json_is_one_document_with_ids_text_and_logprobs(demo_pack: Path) -> None:
-    result = invoke(run.command, str(demo_pack), "-p", "Once upon a time", "-n", "5", "--logprobs", "3", "--json")
+    result = invoke(
+        run.command, str(demo_pack), "-p", "Once upon a time", "-n", "5", "--logprobs", "3", "--json"
+    )
     document = json.loads(result.stdout)
     assert len(document["token_ids"]) == len(document["logprobs"]) == len(document["top_logprobs"]) == 5
     assert all(len(top) == 3 for top in document["top_logprobs"])
@@ -66,8 +68,9 @@ def test_chat_remembers_the_turns_and_ends_with_the_input(demo_pack: Path) -> No
     assert "Paris" in second
 
 
-def test_perplexity_prints_a_number_with_its_error(demo_pack: Path, demo_heldout: Path) -> None:
-    options = (str(demo_pack), str(demo_heldout), "--context", "256", "--chunks", "2")
+def test_perplexity_prints_a_number_with_its_error(demo_pack: Path, demo_gguf: Path) -> None:
+    heldout = str(demo_gguf.with_name("heldout.txt"))
+    options = (str(demo_pack), heldout, "--context", "256", "--chunks", "2")
     assert invoke(perplexity.command, *options).stdout.startswith("perplexity ")
     document = json.loads(invoke(perplexity.command, *options, "--json").stdout)
     assert document["num_tokens"] == 2 * 127
