@@ -133,7 +133,7 @@ def plan_conversion(checkpoint: Checkpoint) -> ConversionPlan:
             for tensor, role in tensors
             if tensor.nbytes
         )
-        plan = FilePlan(file.nbytes, tensors, segments)
+        plan = FilePlan(file.nbytes, tuple(tensors), segments)
         rest = file.nbytes - sum(segment.nbytes for segment in segments)
         if tensors and rest > MAX_REST_NBYTES:
             raise CheckpointError(

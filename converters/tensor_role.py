@@ -51,10 +51,10 @@ TensorRole: TypeAlias = SharedTensor | StackedPart | SinglePart
 
 Named: TypeAlias = "tuple[str, tuple[int, ...]]"  # name, shape in numpy order
 
-_GGUF_STACKED = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.(\w+(?:\.\w+)*)")
-_GGUF_SINGLE = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)\.(\d+)\.(\w+(?:\.\w+)*)")
+_GGUF_STACKED = re.compile(r"blk\.([0-9]{1,6})\.ffn_(gate|up|down|gate_up)_exps\.(\w+(?:\.\w+)*)")
+_GGUF_SINGLE = re.compile(r"blk\.([0-9]{1,6})\.ffn_(gate|up|down|gate_up)\.([0-9]{1,6})\.(\w+(?:\.\w+)*)")
 # arctic's norm before its experts; grovemoe's chunk experts, which several routed experts have in common
-_GGUF_SHARED = re.compile(r"blk\.\d+\.(ffn_norm_exps|ffn_(gate|up|down)_chexps)\.\w+")
+_GGUF_SHARED = re.compile(r"blk\.[0-9]+\.(ffn_norm_exps|ffn_(gate|up|down)_chexps)\.\w+")
 
 
 def sort_gguf_tensors(tensors: Sequence[Named], where: str) -> list[TensorRole]:
@@ -112,6 +112,7 @@ _HF_PROJECTIONS = {
 }
 # longest first, so that gate_up_proj_bias is not taken for gate
 _HF_FUSED = re.compile("(" + "|".join(sorted(_HF_PROJECTIONS, key=len, reverse=True)) + r")(?:_(\w+))?")
+_NUMBER = re.compile("[0-9]{1,6}")  # of a layer or an expert
 _HF_MOE_MODULES = frozenset({"moe", "block_sparse_moe"})
 _NOT_ROUTED = re.compile(r"share\w*_experts|chunk_experts")
 _AUXILIARY_STACK = re.compile(r"(^|\.)(mtp|nextn|vision|visual|audio|encoder)\w*(\.|$)")
@@ -177,11 +178,11 @@ def _cut_hf_name(name: str, shape: tuple[int, ...], where: str) -> _HFExpertName
     rest = words[at + 1 :]
     if any("norm" in word for word in rest):
         return None
-    layer_at = next((i for i in range(at - 1, -1, -1) if words[i].isdecimal()), None)
+    layer_at = next((i for i in range(at - 1, -1, -1) if _NUMBER.fullmatch(words[i])), None)
     if layer_at is None or not rest:
         raise _unclaimed(name, shape, where)
     number = rest[0].removeprefix("expert_")
-    is_numbered = number.isdecimal() and len(rest) > 1
+    is_numbered = _NUMBER.fullmatch(number) is not None and len(rest) > 1
     return _HFExpertName(
         stack=".".join(words[:layer_at]),
         layer=int(words[layer_at]),
