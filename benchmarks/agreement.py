@@ -49,8 +49,12 @@ def main() -> None:
     parser.add_argument("--positions", type=int, default=1024, help="teacher-forced positions per model")
     parser.add_argument("--prompts", type=int, default=32, help="prompts that are continued greedily")
     parser.add_argument("--tokens", type=int, default=48, help="tokens of each continuation")
-    parser.add_argument("--perplexity-chunks", type=int, help="default: the whole text")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--perplexity-chunks",
+        type=int,
+        help="default: the whole text; else llama.cpp scores as many here and now",
+    )
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--kernels", default="auto", choices=("auto", "ggml", "torch"))
     parser.add_argument(
         "--sections", default="gguf,safetensors,families", help="which of the three to measure"
@@ -78,6 +82,8 @@ def _gguf(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         convert(gguf, pack)
         with LlamaCppOracle(gguf) as oracle:
             token_ids = oracle.tokenize(_heldout(tiny))
+            if arguments.perplexity_chunks is not None:  # what was published is for the whole text
+                published = oracle.perplexity(token_ids, PERPLEXITY_CONTEXT, arguments.perplexity_chunks)
             prompts = [
                 oracle.tokenize(prompt, parse_special=True)[:PROMPT_LENGTH]
                 for prompt in _prompts(tiny / "prompts", arguments.prompts)

@@ -44,7 +44,7 @@ def compare_with_llamacpp(
     *,
     num_tokens: int,
     num_candidates: int = NUM_CANDIDATES,
-    num_threads: int = 2,
+    num_threads: int = 1,
     kernels: str = "auto",
 ) -> GgufAgreement:
     """Score `windows` and continue `prompts` (token ids) by `num_tokens` tokens with both; one at a time in memory."""

@@ -66,14 +66,14 @@ class LlamaCppOracle:
         gguf: Path,
         *,
         context_length: int = 1024,
-        num_threads: int = 2,
+        num_threads: int = 1,
         kv_dtype: str = "f16",
         flash_attention: bool = False,
         repack: bool = True,
     ) -> None:
         params = xllamacpp.CommonParams()
         params.model.path = str(gguf)
-        params.n_ctx = context_length
+        params.n_ctx = context_length + 1  # the server wants room for the token it is asked for
         params.n_parallel = 1
         params.n_gpu_layers = 0
         params.cpuparams.n_threads = num_threads
