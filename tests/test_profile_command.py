@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import shutil
 import struct
 from typing import TYPE_CHECKING, Any
@@ -41,7 +42,10 @@ def output(tmp_path: Path) -> Path:
 
 
 def profile_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    assert run(["profile", *(str(argument) for argument in arguments), "--json"]) == 0
+    words = [str(argument) for argument in arguments]
+    assert (
+        run(["profile", *words, "--threads", "1", "--json"]) == 0
+    )  # two would wait for each other on a busy CPU
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     return document
 
@@ -235,3 +239,16 @@ def test_a_heat_map_fits_the_terminal() -> None:
     profile = record([[50]], shape=RoutingShape((0, 1), (512, 300), 8)).profile(ORIGIN)
     assert {len(row) for row in draw_heat_map(profile, 100).splitlines()} == {96}
     assert math.prod(profile.counts.shape) == 1024
+
+
+def test_a_model_that_does_not_fit_into_memory_gives_the_same_profile(
+    demo_pack: Path, prompts: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(demo_pack), "--prompts", str(prompts), "-n", "4", "--context", "64"]
+    assert run(["profile", *arguments, "-o", str(output), "--ram", "1MiB"]) == 1
+    smallest = re.findall(r"(\d+) bytes", capsys.readouterr().err)[-1]
+    tight = output.with_name("tight.safetensors")
+    document = profile_json(capsys, *arguments, "-o", tight, "--ram", smallest)
+    assert document["stats"]["evictions"] > 0
+    profile_json(capsys, *arguments, "-o", output)
+    assert tight.read_bytes() == output.read_bytes()
