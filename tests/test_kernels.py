@@ -348,6 +348,23 @@ class TestEveryKernel:
             kernels.linear(inputs(1, 32), (nonsense,))
 
 
+class TestGGMLKernels:
+    def test_the_number_of_threads_does_not_change_the_bits(self, dtype: str) -> None:
+        bank, _ = bank_of(dict.fromkeys(("gate", "up", "down"), dtype), ("gate", "up", "down"))
+        matrix = weight(dtype, 1024, HIDDEN)
+        x, slots = inputs(9, HIDDEN), random_slots(9, 6)
+        results = []
+        for num_threads in (1, 2, 3):
+            kernels = load_kernels("ggml", num_threads=num_threads)
+            results.append(
+                (kernels.linear(x, (matrix,))[0].clone(), kernels.expert_ffn(x, slots, bank).clone())
+            )
+            kernels.close()
+        for linear, expert_ffn in results[1:]:
+            assert torch.equal(linear, results[0][0])
+            assert torch.equal(expert_ffn, results[0][1])
+
+
 class TestLoadKernels:
     def test_auto_is_ggml_where_its_library_loads(self) -> None:
         kernels = load_kernels("auto", num_threads=1)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from runtime.kernels.ggml_library import GGMLLibrary
+    from runtime.kernels.ggml_threadpool import Threadpool
 
 _ALIGNMENT = 64  # a cache line
 _STATUS_SUCCESS = 0
@@ -77,9 +78,7 @@ class Graph:
         self._operations.append(result)
         return result
 
-    def finish(
-        self, outputs: Sequence[Output], *, keep_outputs: bool, num_threads: int, threadpool: int
-    ) -> Graph:
+    def finish(self, outputs: Sequence[Output], threadpool: Threadpool, *, keep_outputs: bool) -> Graph:
         """Fix the order of the operations and where their results lie.
 
         keep_outputs: allocate them here, for every run to write again; otherwise each run returns new ones.
@@ -91,7 +90,7 @@ class Graph:
         leaving = {ctypes.addressof(result) for output in outputs for result in output.results}
         for operation in self._operations:
             library.ggml_build_forward_expand(self._graph, ctypes.addressof(operation))
-        self._plan = library.ggml_graph_plan(self._graph, num_threads, threadpool)
+        self._plan = library.ggml_graph_plan(self._graph, threadpool.num_threads, threadpool.address)
         end = align(self._plan.work_size)
         for operation in self._operations:
             address = ctypes.addressof(operation)

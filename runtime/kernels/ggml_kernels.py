@@ -6,7 +6,6 @@ results differ from the torch reference by that rounding.
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,25 +14,26 @@ from lmpack.dtype import dtype_nbytes
 from lmpack.errors import UnsupportedError
 from runtime.kernels.expert_matrices import ExpertMatrices
 from runtime.kernels.ggml_graph import Graph, Output, align
-from runtime.kernels.ggml_library import ThreadpoolParams, load_ggml
+from runtime.kernels.ggml_library import load_ggml
+from runtime.kernels.ggml_threadpool import Threadpool
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     from torch import Tensor
 
+    from lmpack.manifest import ExpertPart
     from runtime.expert_bank import ExpertBank
     from runtime.kernels.expert_matrices import ExpertMatrix
     from runtime.kernels.ggml_library import TensorStruct
     from runtime.kernels.weight import Weight
 
 _MAX_GRAPHS = 512  # a few KB each; prefills of many lengths leave theirs behind
-# Idle workers spin this long before they sleep: in ggml's unit, about 3 ms. Longer than Python takes between two
-# calls of one token, shorter than a read from the drive.
-_POLL = 1
 # ggml walks over all slots of a bank in each product, about 3 ns per slot; beyond this many, one token's experts are
 # cheaper as single-slot banks.
 _MANY_SLOTS = 512
+# Weights that one thread reads in about the time in which several meet at ggml's barriers.
+_TEAM_NBYTES = 256 << 10
 
 
 class GGMLKernels:
@@ -44,12 +44,8 @@ class GGMLKernels:
     def __init__(self, num_threads: int) -> None:
         """Load ggml and start its threads; UnsupportedError says why that cannot be."""
         self._library = load_ggml()
-        self._num_threads = num_threads
-        params = ThreadpoolParams()
-        self._library.ggml_threadpool_params_init(ctypes.byref(params), num_threads)
-        params.poll = _POLL
-        self._threadpool = self._library.ggml_threadpool_new(ctypes.byref(params))
-        assert self._threadpool
+        self._team = Threadpool(self._library, num_threads)
+        self._alone = Threadpool(self._library, 1)
         self._graphs: dict[Hashable, Graph] = {}
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._scratch_address = 0
@@ -115,15 +111,14 @@ class GGMLKernels:
     def close(self) -> None:
         self._forget_graphs()
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        if self._threadpool is not None:
-            self._library.ggml_threadpool_free(self._threadpool)
-            self._threadpool = None
+        self._team.close()
+        self._alone.close()
 
     def _embed_graph(self, n: int, weight: Weight) -> Graph:
         self._check(weight.dtype, weight.shape)
         graph = Graph(self._library)
         rows = graph.operation("ggml_get_rows", _matrix(graph, weight), graph.leaf("I32", n))
-        return self._finish(graph, n, Output((rows,), (n, weight.shape[1])))
+        return graph.finish([Output((rows,), (n, weight.shape[1]))], self._alone, keep_outputs=n == 1)
 
     def _linear_graph(self, n: int, weights: Sequence[Weight]) -> Graph:
         for weight in weights:
@@ -135,7 +130,7 @@ class GGMLKernels:
             Output((product,), (n, weight.shape[0]))
             for product, weight in zip(products, weights, strict=True)
         ]
-        return self._finish(graph, n, *outputs)
+        return graph.finish(outputs, self._threads(n, weights), keep_outputs=n == 1)
 
     def _feed_forward_graph(self, n: int, gate: Weight, up: Weight, down: Weight) -> Graph:
         for weight in (gate, up, down):
@@ -145,7 +140,8 @@ class GGMLKernels:
         gated, raised = (graph.operation("ggml_mul_mat", _matrix(graph, weight), x) for weight in (gate, up))
         inner = graph.operation("ggml_swiglu_split", gated, raised)
         lowered = graph.operation("ggml_mul_mat", _matrix(graph, down), inner)
-        return self._finish(graph, n, Output((lowered,), (n, down.shape[0])))
+        threads = self._threads(n, (gate, up, down))
+        return graph.finish([Output((lowered,), (n, down.shape[0]))], threads, keep_outputs=n == 1)
 
     def _expert_ffn_graph(self, n: int, k: int, bank: ExpertBank) -> Graph:
         experts = self._checked_matrices(bank)
@@ -153,7 +149,8 @@ class GGMLKernels:
         x = graph.leaf("F32", experts.hidden_size, 1, n)
         slots = graph.leaf("I32", k, n)
         result = _swiglu_of_slots(graph, experts, x, slots, bank.num_slots, bank.stride)
-        return self._finish(graph, n, Output((result,), (n, k, experts.hidden_size)))
+        output = Output((result,), (n, k, experts.hidden_size))
+        return graph.finish([output], self._threads(n * k, bank.parts), keep_outputs=n == 1)
 
     def _one_by_one_graph(self, k: int, bank: ExpertBank) -> Graph:
         experts = self._checked_matrices(bank)
@@ -161,7 +158,8 @@ class GGMLKernels:
         x = graph.leaf("F32", experts.hidden_size, 1, 1)
         slot = graph.leaf("I32", 1, 1)
         results = tuple(_swiglu_of_slots(graph, experts, x, slot, 1, bank.stride) for _ in range(k))
-        return self._finish(graph, 1, Output(results, (1, k, experts.hidden_size)))
+        output = Output(results, (1, k, experts.hidden_size))
+        return graph.finish([output], self._threads(k, bank.parts), keep_outputs=True)
 
     def _checked_matrices(self, bank: ExpertBank) -> ExpertMatrices:
         experts = ExpertMatrices.of(bank.parts)
@@ -176,10 +174,10 @@ class GGMLKernels:
                 f"dtype; use the torch kernels"
             )
 
-    def _finish(self, graph: Graph, n: int, *outputs: Output) -> Graph:
-        return graph.finish(
-            outputs, keep_outputs=n == 1, num_threads=self._num_threads, threadpool=self._threadpool
-        )
+    def _threads(self, num_rows: int, matrices: Sequence[Weight | ExpertPart]) -> Threadpool:
+        """Who computes a graph in which this many rows go through each of these matrices."""
+        nbytes = sum(dtype_nbytes(matrix.dtype, matrix.shape) for matrix in matrices)
+        return self._team if num_rows * nbytes > _TEAM_NBYTES else self._alone
 
     def _keep(self, key: Hashable, graph: Graph) -> Graph:
         """Remember a new graph, and make room in the scratch for it."""
