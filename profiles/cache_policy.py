@@ -1,4 +1,8 @@
-"""Which resident expert gives way to a new one; the simulator and the runtime use the same classes."""
+"""Cache policy: which resident expert goes when another one needs its place.
+
+The runtime's cache and the simulator ask the same objects, so that a simulated hit rate is the engine's. A policy
+orders keys; it owns no bytes, knows no sizes and never decides that somebody must go.
+"""
 
 from __future__ import annotations
 
@@ -12,38 +16,45 @@ if TYPE_CHECKING:
 
 
 class CachePolicy(Protocol):
-    """Orders keys and owns no bytes."""
+    """Hears of every use and every departure, and names the next to go."""
 
     @property
     def name(self) -> str:
-        """As reports print it."""
+        """What reports call the policy."""
 
     def touch(self, key: ExpertKey) -> None:
-        """The key is used now; one not seen before becomes resident."""
+        """Note that an expert is used now; one that was not resident has just become so."""
 
     def victim(self, protected: Container[ExpertKey]) -> ExpertKey:
-        """The resident key to evict next, none of `protected`; it stays resident until `forget`."""
+        """Name the resident expert outside of `protected` that goes next; it stays resident until forget().
+
+        Raises LookupError when every resident expert is protected.
+        """
 
     def forget(self, key: ExpertKey) -> None:
-        """The key is no longer resident."""
+        """Note that a resident expert has gone; raises KeyError for one that was not resident."""
 
 
 class LRU:
-    """Evicts the least recently used."""
+    """The least recently used expert goes first."""
 
     name = "LRU"
 
     def __init__(self) -> None:
-        self._order: OrderedDict[ExpertKey, None] = OrderedDict()  # oldest first
+        self._by_age: OrderedDict[ExpertKey, None] = OrderedDict()  # the longest unused first
 
     def touch(self, key: ExpertKey) -> None:
-        self._order[key] = None
-        self._order.move_to_end(key)
+        """Make the expert the youngest."""
+        self._by_age[key] = None
+        self._by_age.move_to_end(key)
 
     def victim(self, protected: Container[ExpertKey]) -> ExpertKey:
-        victim = next((key for key in self._order if key not in protected), None)
-        assert victim is not None, "every resident expert is protected"
-        return victim
+        """Name the oldest that is not protected; looks at no more than the protected ones before it."""
+        for key in self._by_age:
+            if key not in protected:
+                return key
+        raise LookupError(f"all {len(self._by_age)} resident experts are protected")
 
     def forget(self, key: ExpertKey) -> None:
-        del self._order[key]
+        """Drop the expert from the order."""
+        del self._by_age[key]

@@ -5,113 +5,163 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-
 from lmpack.errors import StorageError
+from lmpack.expert_key import ExpertKey
+from runtime.address_range import AddressRange
 from runtime.expert_bank import ExpertBank
+from runtime.expert_files import ExpertFiles
+from runtime.expert_readers import NUM_READERS, ExpertReaders
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-    from lmpack.expert_key import ExpertKey
     from lmpack.pack import Pack
     from runtime.expert_layout import ExpertLayout
     from runtime.memory_budget import MemoryBudget
 
-NUM_READERS = 8  # a drive needs several requests in flight; more gained nothing where we measured
 _HUGE_PAGE_NBYTES = 2 << 20
 
 
 class DirectStore:
-    """One bank a layout; O_DIRECT where the file system takes it, else buffered reads that leave no cache behind."""
+    """Keeps experts in memory of its own: one allocation per layout, in huge pages, touched when first filled.
 
-    def __init__(self, pack: Pack, budget: MemoryBudget) -> None:
-        self.direct = True  # False once the file system has refused O_DIRECT
-        self._pack = pack
+    It reads with O_DIRECT; where the file system refuses that, through the page cache, which forgets the file
+    right after. Which of the two runs is fixed when the store is opened: see `direct` and `name`.
+    """
+
+    def __init__(
+        self, pack: Pack, budget: MemoryBudget, *, num_threads: int = NUM_READERS, buffered: bool = False
+    ) -> None:
+        """`buffered` asks for reads through the page cache even where O_DIRECT works."""
+        self._closed = False
+        self._files = ExpertFiles(pack)
+        self._readers = ExpertReaders(num_threads)
         self._pools = {
             layer: pool
-            for pool in map(_SlotPool, budget.layouts, budget.slots)
-            for layer in pool.layout.layers
+            for layout, num_slots in zip(budget.layouts, budget.slots, strict=True)
+            for pool in [_SlotPool(pack, layout, num_slots)]
+            for layer in layout.layers
         }
-        self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="expert-read")
+        self._reason = "asked for" if buffered else self._refusal(pack)
+
+    @property
+    def direct(self) -> bool:
+        """Whether reads go past the page cache."""
+        return not self._reason
 
     @property
     def name(self) -> str:
-        return "direct" if self.direct else "direct (buffered: the file system refuses O_DIRECT)"
+        """ "direct", with the reason where reads are buffered after all."""
+        return "direct" if self.direct else f"direct (buffered: {self._reason})"
 
     def bank(self, layer: int) -> ExpertBank:
-        return self._pools[layer].bank
+        return self._pool(layer).banks[layer]
 
-    def acquire(self, key: ExpertKey) -> int:
-        return self._pools[key.layer].free_slots.pop()
+    def num_slots(self, layer: int) -> int:
+        return self._pool(layer).num_slots
 
-    def release(self, key: ExpertKey, slot: int) -> None:
-        self._pools[key.layer].free_slots.append(slot)
+    def acquire(self, key: ExpertKey) -> int | None:
+        return self._pool(key.layer).acquire(key)
 
     def load(self, keys: Sequence[ExpertKey], slots: Sequence[int]) -> None:
-        reads = [self._readers.submit(self._read, key, slot) for key, slot in zip(keys, slots, strict=True)]
-        errors = [read.exception() for read in reads]  # waits for all: a slot must not be written to later
-        error = next((error for error in errors if error is not None), None)
-        if error is not None:
-            raise error
+        if keys:
+            self._pool(keys[0].layer)  # an error when closed
+        self._readers.read(self._read, keys, slots)
+
+    def release(self, key: ExpertKey, slot: int) -> None:
+        self._readers.settle()
+        self._pool(key.layer).release(slot)
 
     def close(self) -> None:
-        self._readers.shutdown()
+        self._closed = True
+        self._readers.close()
+        for pool in set(self._pools.values()):
+            pool.close()
         self._pools.clear()
 
+    def _pool(self, layer: int) -> _SlotPool:
+        if self._closed:
+            raise ValueError("the expert store is closed")
+        return self._pools[layer]
+
     def _read(self, key: ExpertKey, slot: int) -> None:
-        path = self._pack.expert_path(key)
-        target = self._pools[key.layer].memory_of(slot)
+        target = self._pools[key.layer].view(key.layer, slot)
+        with self._files.open(key, os.O_DIRECT if self.direct else 0) as descriptor:
+            done = 0
+            while done < len(target):
+                got = os.preadv(descriptor, [target[done:]], done)
+                if got == 0:
+                    raise StorageError(f"ends at byte {done} of {len(target)}")
+                done += got
+            if not self.direct:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def _refusal(self, pack: Pack) -> str:
+        for entry in pack.manifest.layers[:1]:
+            path = pack.expert_path(ExpertKey(entry.layer, 0))
+            return refusal_of_direct_reads(path, entry.stride - pack.manifest.page_size)
+        return ""
+
+
+def refusal_of_direct_reads(path: Path, offset: int) -> str:
+    """Why the file system does not read the page at `offset` with O_DIRECT; empty when it does.
+
+    Only EINVAL counts, open(2)'s and read(2)'s answer for files and alignments that O_DIRECT does not serve;
+    whatever else is wrong is left to the reads themselves, which name the expert.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
         try:
-            if self.direct:
-                try:
-                    _read_whole(path, target, os.O_DIRECT)
-                    return
-                except OSError as error:
-                    if error.errno != errno.EINVAL:
-                        raise
-                    self.direct = False
-            _read_whole(path, target, 0)
-        except (OSError, EOFError) as error:
-            raise StorageError(
-                f"expert {key}: {path}: {error}; run: lmpack validate {self._pack.path}"
-            ) from error
+            with mmap.mmap(-1, mmap.PAGESIZE) as page:
+                os.preadv(descriptor, [page], offset)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        return "the file system refuses O_DIRECT" if error.errno == errno.EINVAL else ""
+    return ""
 
 
 class _SlotPool:
-    """The slots of one layout: huge-page memory that is not touched before a slot is first filled."""
+    """The slots of one layout.
 
-    def __init__(self, layout: ExpertLayout, num_slots: int) -> None:
-        self.layout = layout
-        nbytes = num_slots * layout.stride
-        region = mmap.mmap(-1, nbytes + _HUGE_PAGE_NBYTES)
-        region.madvise(mmap.MADV_HUGEPAGE)
-        everything = np.frombuffer(region, np.uint8)
-        start = -everything.ctypes.data % _HUGE_PAGE_NBYTES
-        self._memory = everything[start : start + nbytes]
-        self.bank = ExpertBank(torch.from_numpy(self._memory), layout.stride, num_slots, layout.parts)
-        self.free_slots = list(reversed(range(num_slots)))  # popped from the end: low slots first
+    Where all its experts fit, each layer has a bank of its own, in which slot e is expert e. Otherwise the layers
+    share one bank, and any slot takes any of their experts.
+    """
 
-    def memory_of(self, slot: int) -> memoryview:
-        start = slot * self.layout.stride
-        return memoryview(self._memory[start : start + self.layout.stride])
+    def __init__(self, pack: Pack, layout: ExpertLayout, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self.banks: dict[int, ExpertBank] = {}
+        self._stride = layout.stride
+        self._range = AddressRange(num_slots * layout.stride, alignment=_HUGE_PAGE_NBYTES)
+        self._range.fill_with_memory(huge_pages=True)
+        self._memory = self._range.view()
+        self._first_slots: dict[int, int] = {}  # layer -> where its bank starts
+        self._all_fit = num_slots == layout.num_experts
+        self._free_slots = [] if self._all_fit else list(reversed(range(num_slots)))  # popped from the end
+        storage, first_slot = self._range.tensor(), 0
+        for layer in layout.layers:
+            length = pack.manifest.layer(layer).num_experts if self._all_fit else num_slots
+            slots = storage[first_slot * layout.stride : (first_slot + length) * layout.stride]
+            self.banks[layer] = ExpertBank(slots, layout.stride, length, layout.parts)
+            self._first_slots[layer] = first_slot
+            first_slot += length if self._all_fit else 0
 
+    def acquire(self, key: ExpertKey) -> int | None:
+        if self._all_fit:
+            return key.expert
+        return self._free_slots.pop() if self._free_slots else None
 
-def _read_whole(path: os.PathLike[str], target: memoryview, flags: int) -> None:
-    """Fill target from the start of a file; EOFError when the file is shorter."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
-    try:
-        done = 0
-        while done < len(target):
-            got = os.preadv(descriptor, [target[done:]], done)
-            if got == 0:
-                raise EOFError(f"ends at byte {done} of {len(target)}")
-            done += got
-        if not flags & os.O_DIRECT:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
+    def release(self, slot: int) -> None:
+        if not self._all_fit:
+            self._free_slots.append(slot)
+
+    def view(self, layer: int, slot: int) -> memoryview:
+        start = (self._first_slots[layer] + slot) * self._stride
+        return self._memory[start : start + self._stride]
+
+    def close(self) -> None:
+        self.banks.clear()
+        self._range.close()

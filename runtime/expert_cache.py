@@ -14,13 +14,16 @@ if TYPE_CHECKING:
 
     from profiles.cache_policy import CachePolicy
     from runtime.expert_bank import ExpertBank
-    from runtime.expert_layout import ExpertLayout
     from runtime.expert_store import ExpertStore
     from runtime.memory_budget import MemoryBudget
 
 
 class ExpertCache:
-    """At most `budget.slots` experts of each layout are resident, each in a slot that does not move."""
+    """Keeps as many experts of each layout resident as the store has slots, each in a slot that does not move.
+
+    Called from one thread at a time. `hits` and `misses` count an expert once per fetch that asks for it;
+    `bytes_read` is what the misses took, `read_s` the seconds by `clock` that fetches waited for them.
+    """
 
     def __init__(
         self,
@@ -29,6 +32,7 @@ class ExpertCache:
         make_policy: Callable[[], CachePolicy] = LRU,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """Take over the store, to close it with the cache; each layout of the budget gets a policy of its own."""
         self.store = store
         self.hits = 0
         self.misses = 0
@@ -36,12 +40,11 @@ class ExpertCache:
         self.bytes_read = 0
         self.read_s = 0.0
         self._clock = clock
-        self._pools = {
-            layer: pool
-            for layout, num_slots in zip(budget.layouts, budget.slots, strict=True)
-            for pool in [_Residents(layout, num_slots, make_policy())]
-            for layer in layout.layers
-        }
+        self._layers: dict[int, _LayerResidents] = {}
+        for layout in budget.layouts:
+            policy = make_policy()
+            for layer in layout.layers:
+                self._layers[layer] = _LayerResidents(layer, layout.stride, policy)
         self.policy_name = make_policy().name
 
     def bank(self, layer: int) -> ExpertBank:
@@ -50,66 +53,82 @@ class ExpertCache:
 
     def capacity(self, layer: int) -> int:
         """How many experts of this layer can be resident at once."""
-        return self._pools[layer].num_slots
+        return self.store.num_slots(layer)
 
     def fetch(self, layer: int, experts: Sequence[int]) -> list[int]:
-        """Slots of these experts, all resident until the next fetch; misses are read in parallel.
+        """Slots of these experts of one layer, in their order, all resident until the next fetch.
 
-        BudgetError when they are more than `capacity`; StorageError when one cannot be read, which leaves
-        the ones read before resident and the others not.
+        Misses are read in parallel; no expert of the call has to go for another. BudgetError when they are more
+        than `capacity`; StorageError, which names the expert, when one cannot be read: then no miss of the call
+        becomes resident, and the cache goes on working.
         """
-        pool = self._pools[layer]
-        slots = pool.slots
-        keys = [ExpertKey(layer, expert) for expert in experts]
-        missing = [key for key in dict.fromkeys(keys) if key not in slots]
-        for key in keys:
-            if key in slots:
-                pool.policy.touch(key)
-        self.hits += len(keys) - len(missing)
+        residents = self._layers[layer]
+        slots, keys, policy = residents.slots, residents.keys, residents.policy
+        wanted = dict.fromkeys(experts)
+        missing = [expert for expert in wanted if expert not in slots]
         if missing:
-            self._read(pool, missing, frozenset(keys))
-        return [slots[key] for key in keys]
+            self._check_room(layer, len(wanted))
+        for expert in wanted:
+            if expert in slots:
+                policy.touch(keys[expert])
+        if missing:
+            self._read(residents, missing, {residents.key(expert) for expert in wanted})
+        self.hits += len(wanted) - len(missing)
+        return [slots[expert] for expert in experts]
 
     def close(self) -> None:
-        """Forget everything and close the store."""
-        self._pools.clear()
+        """Forget everything and close the store; a second time does nothing."""
+        for residents in self._layers.values():
+            residents.slots.clear()
         self.store.close()
 
-    def _read(self, pool: _Residents, missing: Sequence[ExpertKey], needed: frozenset[ExpertKey]) -> None:
-        if len(needed) > pool.num_slots:
+    def _check_room(self, layer: int, num_experts: int) -> None:
+        if num_experts > self.capacity(layer):
             raise BudgetError(
-                f"{len(needed)} experts at once do not fit {pool.num_slots} slots; use more --ram"
+                f"layer {layer}: {num_experts} experts at once do not fit {self.capacity(layer)} slots; "
+                "use more --ram"
             )
-        while len(pool.slots) + len(missing) > pool.num_slots:
-            victim = pool.policy.victim(needed)
-            self._release(pool, victim)
-            self.evictions += 1
-        acquired = []
-        for key in missing:
-            pool.slots[key] = self.store.acquire(key)
-            pool.policy.touch(key)
-            acquired.append(pool.slots[key])
-        started = self._clock()
+
+    def _read(self, residents: _LayerResidents, missing: Sequence[int], needed: set[ExpertKey]) -> None:
+        keys = [residents.key(expert) for expert in missing]
+        acquired: list[int] = []
         try:
-            self.store.load(missing, acquired)
+            for key in keys:
+                acquired.append(self._acquire(residents.policy, key, needed))
+            started = self._clock()
+            self.store.load(keys, acquired)
+            self.read_s += self._clock() - started
         except BaseException:
-            for key in missing:
-                self._release(pool, key)
+            for key, slot in zip(keys, acquired, strict=False):  # those after the one that failed have none
+                self.store.release(key, slot)
             raise
-        self.read_s += self._clock() - started
-        self.misses += len(missing)
-        self.bytes_read += len(missing) * pool.layout.stride
+        for key, slot in zip(keys, acquired, strict=True):
+            residents.slots[key.expert] = slot
+            residents.policy.touch(key)
+        self.misses += len(keys)
+        self.bytes_read += len(keys) * residents.stride
 
-    def _release(self, pool: _Residents, key: ExpertKey) -> None:
-        pool.policy.forget(key)
-        self.store.release(key, pool.slots.pop(key))
+    def _acquire(self, policy: CachePolicy, key: ExpertKey, needed: set[ExpertKey]) -> int:
+        """A slot, for which experts outside of `needed` go when there is none."""
+        while (slot := self.store.acquire(key)) is None:
+            victim = policy.victim(needed)
+            policy.forget(victim)
+            self.store.release(victim, self._layers[victim.layer].slots.pop(victim.expert))
+            self.evictions += 1
+        return slot
 
 
-class _Residents:
-    """Who is resident among the experts of one layout."""
+class _LayerResidents:
+    """Who is resident in one layer, and where."""
 
-    def __init__(self, layout: ExpertLayout, num_slots: int, policy: CachePolicy) -> None:
-        self.layout = layout
-        self.num_slots = num_slots
-        self.policy = policy
-        self.slots: dict[ExpertKey, int] = {}
+    def __init__(self, layer: int, stride: int, policy: CachePolicy) -> None:
+        self.stride = stride
+        self.policy = policy  # shared with the other layers of the layout
+        self.slots: dict[int, int] = {}  # expert -> slot
+        self.keys: dict[int, ExpertKey] = {}  # expert -> key, made once
+        self._layer = layer
+
+    def key(self, expert: int) -> ExpertKey:
+        if expert not in self.keys:
+            self.keys[expert] = ExpertKey(self._layer, expert)
+        return self.keys[expert]

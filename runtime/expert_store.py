@@ -16,23 +16,33 @@ if TYPE_CHECKING:
 
 
 class ExpertStore(Protocol):
-    """Moves experts into slots of banks and decides nothing; called from one thread at a time."""
+    """Moves experts into slots of banks and decides nothing.
+
+    Called from one thread at a time; after close() every other call is a ValueError.
+    """
 
     @property
     def name(self) -> str:
-        """How it reads, as reports print it."""
+        """How it reads, as reports print it; where that is not what was asked for, with the reason."""
 
     def bank(self, layer: int) -> ExpertBank:
-        """The memory that holds this layer's experts; no tensor over it outlives the store."""
+        """The memory that this layer's slots are in; no tensor over it may be used after close()."""
 
-    def acquire(self, key: ExpertKey) -> int:
-        """A slot for an expert that has none; the caller sees to it that there is room."""
+    def num_slots(self, layer: int) -> int:
+        """How many experts can be resident at once among the layers that share this layer's slots."""
+
+    def acquire(self, key: ExpertKey) -> int | None:
+        """A slot of `bank(key.layer)` for an expert that has none; None when all are taken."""
 
     def load(self, keys: Sequence[ExpertKey], slots: Sequence[int]) -> None:
-        """Read experts into their slots, in parallel; StorageError names layer and expert of the first failure."""
+        """Read experts into the slots they acquired, in parallel; return when all are there.
+
+        Raises StorageError, which names layer and expert, for the first that cannot be read. No slot is written
+        to after that, and the store goes on working.
+        """
 
     def release(self, key: ExpertKey, slot: int) -> None:
-        """Give an expert's slot and memory back."""
+        """Give an expert's slot back; its bytes are gone."""
 
     def close(self) -> None:
         """Join all threads and give all memory back; a second time does nothing."""
@@ -43,7 +53,7 @@ def open_store(name: str, pack: Pack, budget: MemoryBudget) -> ExpertStore:
     if name == "mmap":
         from runtime.mmap_store import MmapStore
 
-        return MmapStore(pack)
+        return MmapStore(pack, budget)
     if name in ("auto", "direct"):
         from runtime.direct_store import DirectStore
 

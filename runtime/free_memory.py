@@ -1,66 +1,81 @@
-"""How much memory this process may still take: the machine's, or its cgroup's when that is less."""
+"""How much memory this process may have: what is free on the machine, or in its cgroups when that is less."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-_CGROUPS = Path("/sys/fs/cgroup")
-
-
-def free_memory_nbytes() -> int:
-    """Bytes that can be allocated now without swapping."""
-    return min(_machine_nbytes(), *_cgroup_nbytes())
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
-def _machine_nbytes() -> int:
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("/proc/meminfo has no MemAvailable; Linux has it since 3.14")
+@dataclass(frozen=True, slots=True)
+class _CgroupFiles:
+    """Where a version of cgroups keeps its figures; what the reclaimable keys count can be dropped at any time."""
+
+    limits: tuple[str, ...]
+    usage: str
+    reclaimable: tuple[str, ...]
 
 
-def _cgroup_nbytes() -> list[int]:
-    """What each memory cgroup above this process leaves; clean page cache counts as free."""
-    free = [1 << 62]
-    for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+_V1 = _CgroupFiles(
+    ("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
+)
+_V2 = _CgroupFiles(("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file"))
+
+
+def free_memory_nbytes(root: Path = Path("/")) -> int:
+    """Bytes that this process can have without swapping: what it has resident now, and what is free.
+
+    Clean page cache counts as free, as in the kernel's MemAvailable; cgroup limits of either version and of every
+    level above the process count. `root` is where proc and sys lie.
+    """
+    free = min(_machine_nbytes(root), *_cgroups_nbytes(root))
+    return free + _resident_nbytes(root)
+
+
+def _machine_nbytes(root: Path) -> int:
+    return _figures(root / "proc/meminfo")["MemAvailable:"] * 1024
+
+
+def _resident_nbytes(root: Path) -> int:
+    return _figures(root / "proc/self/status")["VmRSS:"] * 1024
+
+
+def _cgroups_nbytes(root: Path) -> Iterator[int]:
+    """What each memory cgroup above this process leaves."""
+    for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            free += _limits(_CGROUPS, path, "memory.max", "memory.current", "inactive_file")
+            yield from _levels_nbytes(root / "sys/fs/cgroup", path, _V2)
         elif "memory" in controllers.split(","):
-            free += _limits(
-                _CGROUPS / "memory",
-                path,
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-                "total_inactive_file",
-            )
-    return free
+            yield from _levels_nbytes(root / "sys/fs/cgroup/memory", path, _V1)
 
 
-def _limits(root: Path, path: str, limit: str, usage: str, reclaimable: str) -> list[int]:
-    free = []
-    folder = root / path.strip("/")
-    while True:
-        most, used = _number(folder / limit), _number(folder / usage)
-        if most is not None and used is not None:
-            free.append(max(0, most - used + _stat(folder / "memory.stat", reclaimable)))
-        if folder == root or root not in folder.parents:
-            return free
-        folder = folder.parent
+def _levels_nbytes(mount: Path, path: str, files: _CgroupFiles) -> Iterator[int]:
+    # In a container the path may be the host's, with no such folder here; the mount itself is then its cgroup.
+    own = mount / path.strip("/")
+    for folder in (own, *own.parents):
+        used = _number(folder / files.usage)
+        limits = [limit for name in files.limits if (limit := _number(folder / name)) is not None]
+        if used is not None and limits:
+            stat = _figures(folder / "memory.stat")
+            yield max(0, min(limits) - used + sum(stat.get(key, 0) for key in files.reclaimable))
+        if folder == mount:
+            return
 
 
 def _number(path: Path) -> int | None:
-    """A file's number; None when it is not there, cannot be read, or says "max"."""
+    """A file's number; None where there is no such file, or it says "max"."""
     try:
         text = path.read_text(encoding="ascii").strip()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
     return int(text) if text.isdigit() else None
 
 
-def _stat(path: Path, key: str) -> int:
-    try:
-        lines = path.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith(f"{key} ")), 0)
+def _figures(path: Path) -> dict[str, int]:
+    """The lines of a file that are a word and a number, as proc and cgroups write them."""
+    pairs = (line.split() for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) >= 2 and pair[1].isdigit()}

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from lmpack.manifest import Manifest
     from runtime.expert_layout import ExpertLayout
 
-# Resident size of Python with torch, ggml and a tokenizer of 150,000 tokens loaded is 240-330 MiB; a constant, so
-# that a budget which is legal today is legal tomorrow.
 PROCESS_NBYTES = 384 << 20
-# Of what is free now, the share that a run without --ram leaves to everybody else.
+"""Python with torch, ggml and a tokenizer of 150,000 tokens loaded has 240-330 MiB resident; a constant, so that a
+budget which is legal today is legal tomorrow."""
 _HEADROOM = 0.1
+"""Of what is free now, the share that a run without --ram leaves to everybody else."""
+_MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,9 @@ class MemoryBudget:
     ) -> MemoryBudget:
         """Give the experts what the rest leaves of `ram_nbytes` (None: what is free now, less a tenth).
 
-        Every layout gets at least `top_k` slots, and no more than it has experts. Raises BudgetError naming
-        the smallest budget that works.
+        Every layout gets at least `top_k` slots, what one token needs in one layer, and no more than it has
+        experts; beyond that, the layouts share by the bytes they lack, so that no layout loses when the budget
+        grows. Raises BudgetError naming the smallest budget that works.
         """
         total = ram_nbytes if ram_nbytes is not None else int(free_memory_nbytes() * (1 - _HEADROOM))
         layouts = expert_layouts(manifest)
@@ -59,10 +61,11 @@ class MemoryBudget:
         if total < smallest:
             given = "the memory budget" if ram_nbytes is not None else "the memory that is free now"
             raise BudgetError(
-                f"{given} is {format_nbytes(total)}, this model needs {format_nbytes(smallest)} at the least "
-                f"(dense weights {format_nbytes(dense_nbytes)}, KV cache {format_nbytes(kv_nbytes)}, buffers "
-                f"{format_nbytes(buffers_nbytes)}, process {format_nbytes(PROCESS_NBYTES)}, {top_k} experts); "
-                f"use --ram {smallest} or more, or a smaller --context; the smallest is {smallest} bytes"
+                f"{given} is {format_nbytes(total)}, too little for this model: process "
+                f"{format_nbytes(PROCESS_NBYTES)}, dense weights {format_nbytes(dense_nbytes)}, KV cache "
+                f"{format_nbytes(kv_nbytes)}, buffers {format_nbytes(buffers_nbytes)} and {sum(least)} experts take "
+                f"{format_nbytes(smallest)}; use --ram {-(-smallest // _MIB)}MiB or more, or a smaller --context; "
+                f"the smallest is {smallest} bytes"
             )
         slots = _share(layouts, least, total - smallest)
         return cls(total, PROCESS_NBYTES, dense_nbytes, kv_nbytes, buffers_nbytes, layouts, slots)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from lmpack.errors import StorageError
+from runtime.address_range import AddressRange
 from runtime.expert_bank import ExpertBank
+from runtime.expert_files import ExpertFiles
+from runtime.expert_readers import NUM_READERS, ExpertReaders
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,114 +21,165 @@ if TYPE_CHECKING:
     from lmpack.expert_key import ExpertKey
     from lmpack.manifest import LayerEntry
     from lmpack.pack import Pack
+    from runtime.memory_budget import MemoryBudget
 
-NUM_READERS = 8
-_PROT_NONE = 0
-_MAP_FIXED = 0x10
-_MAP_NORESERVE = 0x4000
-_MAP_POPULATE = 0x8000
-_MAP_FAILED = ctypes.c_void_p(-1).value
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (
-    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-)  # fmt: skip
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+# The kernel cuts one request to the device's read-ahead window without a word; this is the smallest usual one.
+_WILLNEED_NBYTES = 128 * 1024
+_COPY_NBYTES = 1 << 20
+# Mappings left to libraries, allocator and thread stacks; torch and ggml take some 500.
+_OTHER_MAPPINGS = 4096
 
 
 class MmapStore:
     """Slot e of a layer's bank is expert e: its file is mapped there while it is resident, nothing otherwise.
 
-    The kernel keeps the bytes in its page cache; a released expert is dropped from there as well, so that the
-    budget holds for both. Files must not be truncated while they are mapped: the process would die by SIGBUS.
+    The kernel keeps the bytes in its page cache, where other processes and the next run find them; a released
+    expert is dropped from there, so that the budget holds for the page cache too. A slot is read-only, and empty
+    ones may not be read (SIGSEGV). A file must not be truncated while it is mapped (SIGBUS).
     """
 
-    name = "mmap"
+    def __init__(
+        self,
+        pack: Pack,
+        budget: MemoryBudget,
+        *,
+        num_threads: int = NUM_READERS,
+        max_mappings: int | None = None,
+    ) -> None:
+        """At most `max_mappings` at a time, an expert and the hole beside it taking one each; None: the kernel's limit."""
+        self._closed = False
+        self._files = ExpertFiles(pack)
+        self._readers = ExpertReaders(num_threads)
+        self._layers = {entry.layer: _LayerRange(entry) for entry in pack.manifest.layers}
+        self._released: deque[ExpertKey] = deque()  # unmapped, not yet dropped from the page cache
+        if max_mappings is None:
+            max_mappings = _max_map_count() - _OTHER_MAPPINGS
+        limits = budget.slots
+        if (
+            pack.manifest.num_experts > max_mappings
+        ):  # otherwise each may be a mapping of its own, hole or not
+            limits = _limited(budget.slots, (max_mappings - len(self._layers)) // 2)
+        self._reason = (
+            f"{sum(limits)} experts at a time, by vm.max_map_count" if limits != budget.slots else ""
+        )
+        places = [_Places(num_slots) for num_slots in limits]
+        self._places = {
+            layer: place
+            for layout, place in zip(budget.layouts, places, strict=True)
+            for layer in layout.layers
+        }
 
-    def __init__(self, pack: Pack) -> None:
-        self._pack = pack
-        self._layers = {entry.layer: _LayerRegion(entry) for entry in pack.manifest.layers}
-        self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="expert-map")
+    @property
+    def name(self) -> str:
+        """ "mmap", with the reason where fewer experts are mapped than the budget allows."""
+        return f"mmap ({self._reason})" if self._reason else "mmap"
 
     def bank(self, layer: int) -> ExpertBank:
-        return self._layers[layer].bank
+        return self._layer(layer).bank
 
-    def acquire(self, key: ExpertKey) -> int:
+    def num_slots(self, layer: int) -> int:
+        return self._places[layer].num_slots
+
+    def acquire(self, key: ExpertKey) -> int | None:
+        assert 0 <= key.expert < self._layer(key.layer).bank.num_slots
+        places = self._places[key.layer]
+        if places.taken == places.num_slots:
+            return None
+        places.taken += 1
         return key.expert
 
     def load(self, keys: Sequence[ExpertKey], slots: Sequence[int]) -> None:
-        loads = [self._readers.submit(self._map, key) for key in keys]
-        errors = [load.exception() for load in loads]
-        error = next((error for error in errors if error is not None), None)
-        if error is not None:
-            raise error
+        if keys:
+            self._layer(keys[0].layer)  # an error when closed
+        self._readers.read(self._map, keys, slots)
 
     def release(self, key: ExpertKey, slot: int) -> None:
-        self._layers[key.layer].unmap(slot)
-        path = self._pack.expert_path(key)
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return  # gone meanwhile, and its pages with it
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
+        self._readers.settle()
+        self._layer(key.layer).empty(slot)
+        self._places[key.layer].taken -= 1
+        self._released.append(key)  # the next load drops them, in its threads and before it reads
 
     def close(self) -> None:
-        self._readers.shutdown()
+        self._closed = True
+        self._readers.close()
         for region in self._layers.values():
             region.close()
         self._layers.clear()
 
-    def _map(self, key: ExpertKey) -> None:
-        path = self._pack.expert_path(key)
+    def _layer(self, layer: int) -> _LayerRange:
+        if self._closed:
+            raise ValueError("the expert store is closed")
+        return self._layers[layer]
+
+    def _map(self, key: ExpertKey, slot: int) -> None:
+        self._drop_released()
         region = self._layers[key.layer]
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with self._files.open(key) as descriptor:
+            for offset in range(0, region.stride, _WILLNEED_NBYTES):
+                nbytes = min(_WILLNEED_NBYTES, region.stride - offset)
+                os.posix_fadvise(descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
+            region.map(slot, descriptor)
+
+    def _drop_released(self) -> None:
+        while True:
             try:
-                nbytes = os.fstat(descriptor).st_size
-                if nbytes != region.bank.stride:
-                    raise StorageError(f"has {nbytes} bytes, the manifest says {region.bank.stride}")
-                os.posix_fadvise(descriptor, 0, nbytes, os.POSIX_FADV_WILLNEED)
-                region.map(key.expert, descriptor)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise StorageError(
-                f"expert {key}: {path}: {error}; run: lmpack validate {self._pack.path}"
-            ) from error
+                key = self._released.popleft()
+            except IndexError:
+                return
+            self._files.drop_from_page_cache(key)
 
 
-class _LayerRegion:
-    """num_experts x stride of reserved addresses, with a tensor over all of them."""
+class _LayerRange:
+    """num_experts x stride of addresses, with a tensor over all of them."""
 
     def __init__(self, entry: LayerEntry) -> None:
-        self._stride = entry.stride
-        self._nbytes = entry.num_experts * entry.stride
-        self._address = _checked_mmap(
-            None, self._nbytes, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1
-        )
-        buffer = (ctypes.c_uint8 * self._nbytes).from_address(self._address)
-        storage = torch.from_numpy(np.ctypeslib.as_array(buffer))
-        self.bank = ExpertBank(storage, entry.stride, entry.num_experts, entry.parts)
+        self.stride = entry.stride
+        self._range = AddressRange(entry.num_experts * entry.stride)
+        self.bank = ExpertBank(self._range.tensor(), entry.stride, entry.num_experts, entry.parts)
 
     def map(self, expert: int, descriptor: int) -> None:
-        """Put a file over an expert's addresses and fault all of it in, so that no product does."""
-        flags = mmap.MAP_SHARED | _MAP_FIXED | _MAP_POPULATE
-        _checked_mmap(self._address + expert * self._stride, self._stride, mmap.PROT_READ, flags, descriptor)
+        """Show a file as this expert, every page of it, so that no product has to wait for one."""
+        offset = expert * self.stride
+        self._range.map_file(offset, self.stride, descriptor)
+        if not self._range.populate(offset, self.stride):
+            read_whole(descriptor, self.stride)  # a drive's error shows here, not as a SIGBUS below
+            self.bank.storage.numpy()[offset : offset + self.stride : mmap.PAGESIZE].max()
 
-    def unmap(self, expert: int) -> None:
-        """Make the expert's addresses a hole again, which merges with the holes beside it."""
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-        _checked_mmap(self._address + expert * self._stride, self._stride, _PROT_NONE, flags, -1)
+    def empty(self, expert: int) -> None:
+        """Leave a hole where this expert was."""
+        self._range.empty(expert * self.stride, self.stride)
 
     def close(self) -> None:
-        _libc.munmap(self._address, self._nbytes)
+        self._range.close()
 
 
-def _checked_mmap(address: int | None, nbytes: int, protection: int, flags: int, descriptor: int) -> int:
-    got = _libc.mmap(address, nbytes, protection, flags | _MAP_NORESERVE, descriptor, 0)
-    if got == _MAP_FAILED:
-        number = ctypes.get_errno()
-        raise StorageError(f"{nbytes} bytes cannot be mapped: {os.strerror(number)}")
-    return int(got)
+class _Places:
+    """How many experts of one layout are mapped, and may be."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self.taken = 0
+
+
+def read_whole(descriptor: int, nbytes: int) -> None:
+    """Bring a file's first bytes into the page cache by reading them; OSError when the drive fails."""
+    scratch = memoryview(np.empty(_COPY_NBYTES, np.uint8).data)
+    done = 0
+    while done < nbytes:
+        got = os.preadv(descriptor, [scratch[: nbytes - done]], done)
+        if got == 0:
+            raise OSError(f"ends at byte {done} of {nbytes}")
+        done += got
+
+
+def _max_map_count() -> int:
+    return int(Path("/proc/sys/vm/max_map_count").read_text(encoding="ascii"))
+
+
+def _limited(slots: Sequence[int], most: int) -> tuple[int, ...]:
+    """The slots of each layout, cut to `most` in all; the largest give way first."""
+    limits = list(slots)
+    for place, index in enumerate(sorted(range(len(slots)), key=slots.__getitem__)):
+        limits[index] = min(slots[index], most // (len(slots) - place))
+        most -= limits[index]
+    return tuple(limits)

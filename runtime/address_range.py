@@ -1,0 +1,100 @@
+"""Addresses of this process, reserved at one go, under which memory or files come and go."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+
+import torch
+
+_PROT_NONE = 0
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
+_MAP_FAILED = ctypes.c_void_p(-1).value
+_MADV_POPULATE_READ = 22
+_ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_mmap, _munmap, _madvise = _libc.mmap, _libc.munmap, _libc.madvise
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = [
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+]  # fmt: skip
+_munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class AddressRange:
+    """A run of addresses with nothing behind it until it is filled; offsets count from its start, in bytes.
+
+    Tensors and memoryviews over it must not be touched after close(): the process would die by SIGSEGV.
+    Every method raises OSError when the kernel refuses.
+    """
+
+    def __init__(self, nbytes: int, *, alignment: int = mmap.PAGESIZE) -> None:
+        self.nbytes = nbytes
+        self._mapped_nbytes = nbytes + alignment - mmap.PAGESIZE
+        self._mapped_at = _map(None, self._mapped_nbytes, _PROT_NONE, _ANONYMOUS)
+        self.address = -(-self._mapped_at // alignment) * alignment
+
+    def fill_with_memory(self, *, huge_pages: bool) -> None:
+        """Put zeroed memory behind all of the range; the kernel provides each page when it is first touched."""
+        _map(self.address, self.nbytes, mmap.PROT_READ | mmap.PROT_WRITE, _ANONYMOUS | _MAP_FIXED)
+        if huge_pages and _advise(self.address, self.nbytes, mmap.MADV_HUGEPAGE) not in (0, errno.EINVAL):
+            raise _error(f"huge pages for {self.nbytes} bytes")  # EINVAL: a kernel built without them
+
+    def map_file(self, offset: int, nbytes: int, descriptor: int) -> None:
+        """Show a file's first bytes, read-only, over what was there; the descriptor may be closed afterwards."""
+        _map(self.address + offset, nbytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor)
+
+    def populate(self, offset: int, nbytes: int) -> bool:
+        """Read in and map every page, so that no access waits; False on kernels before 5.14, which cannot.
+
+        Raises OSError (EFAULT) where a plain access would end the process: the drive failed, the file is short.
+        """
+        number = _advise(self.address + offset, nbytes, _MADV_POPULATE_READ)
+        if number == errno.EINVAL:
+            return False
+        if number:
+            raise OSError(number, "its pages cannot be read in")
+        return True
+
+    def empty(self, offset: int, nbytes: int) -> None:
+        """Take away what is behind these addresses; the hole merges with holes beside it."""
+        _map(self.address + offset, nbytes, _PROT_NONE, _ANONYMOUS | _MAP_FIXED)
+
+    def tensor(self) -> torch.Tensor:
+        """The whole range as uint8, one-dimensional; nothing is touched or copied."""
+        return torch.frombuffer(self._buffer(), dtype=torch.uint8)
+
+    def view(self) -> memoryview:
+        """The whole range as bytes."""
+        return memoryview(self._buffer()).cast("B")
+
+    def close(self) -> None:
+        """Give addresses and memory back; a second time does nothing."""
+        if self.nbytes:
+            _munmap(self._mapped_at, self._mapped_nbytes)
+            self.nbytes = 0
+
+    def _buffer(self) -> ctypes.Array[ctypes.c_uint8]:
+        return (ctypes.c_uint8 * self.nbytes).from_address(self.address)
+
+
+def _map(address: int | None, nbytes: int, protection: int, flags: int, descriptor: int = -1) -> int:
+    got = _mmap(address, nbytes, protection, flags, descriptor, 0)
+    if got == _MAP_FAILED:
+        raise _error(f"{nbytes} bytes cannot be mapped")
+    return int(got)
+
+
+def _advise(address: int, nbytes: int, advice: int) -> int:
+    """The kernel's error number, 0 when it agreed."""
+    return ctypes.get_errno() if _madvise(address, nbytes, advice) else 0
+
+
+def _error(what: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"{what}: {os.strerror(number)}")

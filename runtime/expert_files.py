@@ -1,0 +1,75 @@
+"""A pack's expert files, opened one at a time; every failure names the expert."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from lmpack.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from lmpack.expert_key import ExpertKey
+    from lmpack.pack import Pack
+
+# A link that replaced the file is not followed, a pipe is not waited for.
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class ExpertFiles:
+    """Opens the files of a pack that was checked when it was opened and may have changed since."""
+
+    def __init__(self, pack: Pack) -> None:
+        self._pack = pack
+        self._strides = {entry.layer: entry.stride for entry in pack.manifest.layers}
+
+    @contextmanager
+    def open(self, key: ExpertKey, flags: int = 0) -> Iterator[int]:
+        """Lend a descriptor of an expert's whole file for the length of the block.
+
+        An OSError, also one of the block's own, becomes a StorageError that names layer, expert and file.
+        """
+        path = self._pack.expert_path(key)
+        with self._errors(key, path):
+            descriptor = os.open(path, _FLAGS | flags)
+            try:
+                _check_whole(descriptor, self._strides[key.layer])
+                yield descriptor
+            finally:
+                os.close(descriptor)
+
+    def drop_from_page_cache(self, key: ExpertKey) -> None:
+        """Have the kernel forget the file's pages that nobody maps; StorageError as open() raises it."""
+        path = self._pack.expert_path(key)
+        with self._errors(key, path):
+            try:
+                descriptor = os.open(path, _FLAGS)
+            except FileNotFoundError:
+                return  # and its pages with it
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+
+    @contextmanager
+    def _errors(self, key: ExpertKey, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise StorageError(
+                f"expert {key}: {path}: {reason}; run: lmpack validate {self._pack.path}"
+            ) from error
+
+
+def _check_whole(descriptor: int, nbytes: int) -> None:
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        raise StorageError("not a regular file")
+    if found.st_size != nbytes:
+        verb = "truncated to" if found.st_size < nbytes else "grown to"
+        raise StorageError(f"{verb} {found.st_size} bytes, expected {nbytes}")
