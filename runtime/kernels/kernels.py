@@ -24,7 +24,7 @@ class Kernels(Protocol):
 
     @property
     def name(self) -> str:
-        """ "torch" or "ggml", as reports print it."""
+        """What reports print: torch or ggml."""
 
     def embed(self, weight: Weight, token_ids: Tensor) -> Tensor:
         """Rows of the table: int64 [n] -> float32 [n, hidden]."""
@@ -43,7 +43,7 @@ class Kernels(Protocol):
         """down(silu(gate(x)) * up(x)): float32 [n, hidden] -> float32 [n, hidden]."""
 
     def close(self) -> None:
-        """Join the threads and free the memory; returned tensors end here as well."""
+        """Join the threads and free the memory; may be called again."""
 
 
 def load_kernels(name: str, *, num_threads: int) -> Kernels:

@@ -35,7 +35,8 @@ class Weight:
                 f"a {self.dtype} matrix of shape {list(self.shape)}: the gguf package has no codec for this dtype; "
                 f"convert from another quantization"
             ) from None
-        return torch.from_numpy(np.ascontiguousarray(floats, dtype=np.float32)).to(self.storage.device)
+        # A copy in torch's own memory, which is always aligned alike: products of it give the same bits every time.
+        return torch.tensor(np.ascontiguousarray(floats), dtype=torch.float32, device=self.storage.device)
 
     def unpaired(self, num_heads: int) -> Weight:
         """The same rows with each head's pairs (2i, 2i + 1) moved to (i, i + head_dim / 2)."""
