@@ -173,7 +173,14 @@ def _families(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any
             pack = folder / f"{gguf.stem}.lmpack"
             convert(gguf, pack)
             live = compare_with_llamacpp(
-                gguf, pack, sequences, sequences, num_tokens=24, num_candidates=512, kernels=arguments.kernels
+                gguf,
+                pack,
+                sequences,
+                sequences,
+                num_tokens=24,
+                num_candidates=512,
+                kernels=arguments.kernels,
+                kv_dtype="f32",
             )
             stored = compare_with_stored_llamacpp(source, pack, dtype, kernels=arguments.kernels)
             for against, agreement in (("llama.cpp", live.text), ("llama.cpp, stored", stored)):

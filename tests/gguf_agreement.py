@@ -44,17 +44,20 @@ def compare_with_llamacpp(
     *,
     num_tokens: int,
     num_candidates: int = NUM_CANDIDATES,
+    kv_dtype: str = "f16",
     num_threads: int = 1,
     kernels: str = "auto",
 ) -> GgufAgreement:
     """Score `windows` and continue `prompts` (token ids) by `num_tokens` tokens with both; one at a time in memory."""
     longest = max([*map(len, windows), *(len(prompt) + num_tokens for prompt in prompts)])
-    with LlamaCppOracle(gguf, context_length=longest, num_threads=num_threads) as oracle:
+    with LlamaCppOracle(gguf, context_length=longest, num_threads=num_threads, kv_dtype=kv_dtype) as oracle:
         scored = [
             candidates for window in windows for candidates in oracle.teacher_forced(window, num_candidates)
         ]
         continued = [oracle.greedy(prompt, num_tokens, num_candidates=64) for prompt in prompts]
-    with Engine.load(pack, context_length=longest, num_threads=num_threads, kernels=kernels) as engine:
+    with Engine.load(
+        pack, context_length=longest, num_threads=num_threads, kernels=kernels, kv_dtype=kv_dtype
+    ) as engine:
         text = Agreement.of_candidates(scored, score_windows(engine, windows))
         partings = [
             find_parting(number, reference, continue_greedily(engine, prompt, num_tokens))

@@ -124,9 +124,12 @@ def test_every_family_gives_llamacpp_probabilities(models_dir: Path, tmp_path: P
     gguf = source / f"{family}-bf16.gguf"
     pack = convert(gguf, tmp_path / "bf16.lmpack").path
     sequences = [answer.token_ids for answer in load_hf_answers(source)]
-    found = compare_with_llamacpp(gguf, pack, sequences, sequences[:1], num_tokens=8, num_candidates=512)
-    assert found.text.top1 >= 0.97
-    assert found.text.mean_kl <= 1e-3
+    found = compare_with_llamacpp(
+        gguf, pack, sequences, sequences[:1], num_tokens=8, num_candidates=512, kv_dtype="f32"
+    )
+    assert found.text.top1 >= 0.98
+    assert found.text.mean_kl <= 1e-4
+    assert all(parting.is_near_tie for parting in found.partings), found.partings
     assert compare_with_stored_llamacpp(source, pack, "bf16").mean_kl <= 1e-3
 
 
