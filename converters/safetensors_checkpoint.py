@@ -96,19 +96,21 @@ class SafetensorsCheckpoint:
 
     def roles(self) -> Sequence[TensorRole]:
         """Say for each tensor what it is; raises CheckpointError for one that no rule claims."""
-        names = canonical_names(
-            (tensor.name for tensor in self.tensors),
+        ffn_config = self._text_config().get("ffn_config")
+        roles = sort_hf_tensors(
+            [(tensor.name, tensor.shape) for tensor in self.tensors],
+            str(self.path),
+            num_hidden_layers=self._num_hidden_layers(),
+            num_experts=ffn_config.get("moe_num_experts") if isinstance(ffn_config, dict) else None,
+        )
+        canonical = canonical_names(
+            (role.name for role in roles if isinstance(role, SharedTensor)),
             hf_architecture(str(self._text_config().get("model_type", ""))),
             self._num_hidden_layers(),
         )
-        num_experts = self._text_config().get("ffn_config", {})
-        return sort_hf_tensors(
-            [(tensor.name, tensor.shape) for tensor in self.tensors],
-            names.__getitem__,
-            str(self.path),
-            num_hidden_layers=self._num_hidden_layers(),
-            num_experts=num_experts.get("moe_num_experts") if isinstance(num_experts, dict) else None,
-        )
+        return [
+            SharedTensor(canonical[role.name]) if isinstance(role, SharedTensor) else role for role in roles
+        ]
 
     def describe(self) -> ModelDescription:
         """Return the architecture and the config; the shapes of tensors fill what config.json leaves out."""
@@ -126,11 +128,13 @@ class SafetensorsCheckpoint:
 
     def _num_hidden_layers(self) -> int:
         found = self._text_config().get("num_hidden_layers", 0)
+        if isinstance(found, int) and 0 < found < 100_000:
+            return found
         deepest = 0
         for tensor in self.tensors:
             numbers = [int(word) for word in tensor.name.split(".") if word.isdecimal() and len(word) < 6]
             deepest = max(deepest, numbers[0] + 1 if numbers else 0)
-        return found if isinstance(found, int) and 0 < found < 100_000 else deepest
+        return deepest
 
 
 def read_safetensors_header(file: CheckpointFile, number: int) -> list[CheckpointTensor]:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, TypeAlias
 from lmpack.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class SharedTensor:
-    """A tensor every token needs; the name is the canonical one."""
+    """A tensor every token needs."""
 
     name: str
 
@@ -130,7 +130,6 @@ class _HFExpertName:
 
 def sort_hf_tensors(
     tensors: Sequence[Named],
-    canonical_name: Callable[[str], str],
     where: str,
     *,
     num_hidden_layers: int = 0,
@@ -138,6 +137,7 @@ def sort_hf_tensors(
 ) -> list[TensorRole]:
     """Say what each tensor with a transformers name is; raises CheckpointError naming an unclaimed one.
 
+    Shared tensors keep their names here.
     A second stack of layers (a multi-token-prediction head, an encoder) gets the numbers after the
     first one's, as in llama.cpp. num_experts is the config's, needed where experts lie flat in a matrix.
     """
@@ -150,7 +150,7 @@ def sort_hf_tensors(
     roles: list[TensorRole] = []
     for found, (name, shape) in zip(cut, tensors, strict=True):
         if found is None:
-            roles.append(SharedTensor(canonical_name(name)))
+            roles.append(SharedTensor(name))
             continue
         layer = first_layer[found.stack] + found.layer
         if found.expert is not None:

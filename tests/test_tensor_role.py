@@ -22,7 +22,7 @@ def gguf_role(name: str, shape: Shape, *others: tuple[str, Shape]) -> TensorRole
 
 
 def hf_role(name: str, shape: Shape, *others: tuple[str, Shape], **options: int) -> TensorRole:
-    return sort_hf_tensors([(name, shape), *others], lambda name: name, "hf", **options)[0]
+    return sort_hf_tensors([(name, shape), *others], "hf", **options)[0]
 
 
 GATES = ("blk.3.ffn_gate_exps.weight", (8, 64, 32))
@@ -170,11 +170,5 @@ def test_an_hf_name_that_speaks_of_experts_in_vain_is_an_error(name: str) -> Non
 def test_the_layers_of_a_prediction_head_are_numbered_after_the_models() -> None:
     head = ("mtp.layers.0.mlp.experts.1.up_proj.weight", (64, 32))
     main = (AT + "mlp.experts.1.up_proj.weight", (64, 32))
-    roles = sort_hf_tensors([head, main], str, "hf", num_hidden_layers=48)
+    roles = sort_hf_tensors([head, main], "hf", num_hidden_layers=48)
     assert roles == [SinglePart(48, 1, "up", (64, 32)), SinglePart(3, 1, "up", (64, 32))]
-
-
-def test_shared_names_are_the_canonical_ones() -> None:
-    assert sort_hf_tensors(
-        [("lm_head.weight", (4, 2))], {"lm_head.weight": "output.weight"}.__getitem__, "hf"
-    ) == [SharedTensor("output.weight")]
