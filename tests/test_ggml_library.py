@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import shutil
 import subprocess
@@ -65,6 +66,15 @@ def test_ggmls_blocks_are_those_of_our_table() -> None:
 )
 def test_it_says_which_dtypes_have_a_product(dtype: str, multiplies: bool) -> None:
     assert load_ggml().multiplies(dtype) is multiplies
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="asks about x86 instructions")
+def test_a_processor_that_lacks_what_ggml_was_compiled_for_would_crash_and_is_told() -> None:
+    library = load_ggml()
+    compiled_for = library.missing_instructions(())
+    assert "avx2" in compiled_for
+    assert library.missing_instructions([flag for flag in compiled_for if flag != "fma"]) == ["fma"]
+    assert library.missing_instructions(compiled_for) == []
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, forget_library: None) -> None:

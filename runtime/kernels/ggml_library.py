@@ -19,7 +19,7 @@ from lmpack.dtype import GGML_DTYPES, block_of
 from lmpack.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
 OLDEST_VERSION = (0, 20)
 FIRST_UNKNOWN_VERSION = (
@@ -99,6 +99,20 @@ class TypeTraitsStruct(ctypes.Structure):
 
 _POINTER, _INT, _INT64, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_size_t
 
+# what ggml was compiled for (ggml_cpu_has_*) -> Linux's name of it in /proc/cpuinfo
+_CPU_FLAGS = {
+    "avx": "avx",
+    "avx2": "avx2",
+    "fma": "fma",
+    "f16c": "f16c",
+    "bmi2": "bmi2",
+    "avx_vnni": "avx_vnni",
+    "avx512": "avx512f",
+    "avx512_vbmi": "avx512_vbmi",
+    "avx512_vnni": "avx512_vnni",
+    "avx512_bf16": "avx512_bf16",
+}
+
 # name -> (result, arguments); ggml_context, ggml_tensor, ggml_cgraph and ggml_threadpool pointers are plain ones
 _BASE_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_init": (_POINTER, (InitParams,)),
@@ -126,7 +140,6 @@ _BASE_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_build_forward_expand": (None, (_POINTER, _POINTER)),
     "ggml_threadpool_params_init": (None, (_POINTER, _INT)),
     "ggml_quantize_chunk": (_SIZE, (_INT, _POINTER, _POINTER, _INT64, _INT64, _INT64, _POINTER)),
-    "ggml_quantize_requires_imatrix": (ctypes.c_bool, (_INT,)),
 }
 _CPU_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_cpu_init": (None, ()),
@@ -135,6 +148,7 @@ _CPU_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_threadpool_free": (None, (_POINTER,)),
     "ggml_graph_plan": (PlanStruct, (_POINTER, _INT, _POINTER)),
     "ggml_graph_compute": (_INT, (_POINTER, _POINTER)),
+    **{f"ggml_cpu_has_{feature}": (_INT, ()) for feature in _CPU_FLAGS},
 }
 
 
@@ -149,6 +163,9 @@ class GGMLLibrary:
         for library, functions in ((base, _BASE_FUNCTIONS), (cpu, _CPU_FUNCTIONS)):
             for name, (result, arguments) in functions.items():
                 setattr(self, name, _function(folder, library, name, result, arguments))
+        missing = self.missing_instructions(_cpu_flags())
+        if missing:
+            self._refuse(f"it was compiled for {', '.join(missing)}, which this processor does not have")
         self.ggml_cpu_init()
         self._check_types()
         self._check_structs()
@@ -164,6 +181,14 @@ class GGMLLibrary:
             return False
         traits = TypeTraitsStruct.from_address(self.ggml_get_type_traits_cpu(type_id))
         return traits.vec_dot is not None
+
+    def missing_instructions(self, cpu_flags: Container[str]) -> list[str]:
+        """x86 instruction sets that the library was compiled for and a processor with these flags lacks."""
+        return [
+            flag
+            for feature, flag in _CPU_FLAGS.items()
+            if getattr(self, f"ggml_cpu_has_{feature}")() and flag not in cpu_flags
+        ]
 
     def _check_types(self) -> None:
         """A dtype's number, name and block must be those that lmpack reads files with."""
@@ -237,6 +262,14 @@ def load_ggml() -> GGMLLibrary:
         f"{', '.join(spec.submodule_search_locations)}: no {_library_file(Path(), 'ggml-cpu')} in lib64 or lib; "
         f"{_HOW_TO_GO_ON}"
     )
+
+
+def _cpu_flags() -> Container[str]:
+    """The processor's x86 flags as Linux knows them; all that we ask about on other systems."""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
+    line = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    return line[1].split() if line else _CPU_FLAGS.values()
 
 
 def _library_file(folder: Path, name: str) -> Path:
