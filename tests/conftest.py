@@ -18,6 +18,8 @@ from lmpack.dtype import dtype_nbytes
 from lmpack.manifest import Manifest, Source, SourceFile, SourceSegment
 from lmpack.pack_writer import PackWriter
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported, as lmpack.cli.main does it
+
 REPOSITORY = Path(__file__).parents[1]
 
 

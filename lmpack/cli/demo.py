@@ -13,6 +13,7 @@ from lmpack.cli.main import run
 DEMO = Path(__file__).parents[1] / "demo"
 GGUF = DEMO / "tiny-Q4_K_M.gguf"
 PROMPTS = DEMO / "prompts.jsonl"
+HALF_RAM = "428MiB"  # room for half of the demo model's experts, beside what every run needs
 
 
 @click.command(
@@ -54,16 +55,17 @@ def _run_steps(folder: Path) -> int:
 
 
 def _steps(folder: Path) -> list[tuple[str, list[str]]]:
+    """What to do: a title and a command line each."""
     pack = str(folder / "demo.lmpack")
     profile = str(folder / "demo.profile.safetensors")
-    story = "Once upon a time there was a small fox who"
+    story = ["run", pack, "-p", "Once upon a time there was a small fox who", "-n", "120", "--stats"]
+    question = ["run", pack, "--chat", "-p", "What is the capital of France?"]
+    profiled = ["profile", pack, "--prompts", str(PROMPTS), "-n", "16", "-o", profile]
     return [
         ("Convert: one file per expert, and a manifest", ["convert", str(GGUF), pack]),
         ("Validate: every size and every checksum", ["validate", pack]),
-        (
-            "Profile: which experts do twelve prompts use?",
-            ["profile", pack, "--prompts", str(PROMPTS), "-n", "16", "-o", profile],
-        ),
-        ("Run: a story", ["run", pack, "-p", story, "-n", "160", "--stats"]),
-        ("Run: a question", ["run", pack, "--chat", "-p", "What is the capital of France?"]),
+        ("Profile: which experts do twelve prompts use?", profiled),
+        ("Run: a story, with all experts in memory", story),
+        ("Run: the same story, with half of them: fewer hits, the same words", [*story, "--ram", HALF_RAM]),
+        ("Run: a question", question),
     ]

@@ -103,6 +103,8 @@ def run(args: Sequence[str]) -> int:
 
 def main() -> None:
     """The `lmpack` command."""
+    # torch's and ggml's idle threads would spin against each other: 50 times slower where another program runs
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(run(sys.argv[1:]))
 
 
