@@ -7,7 +7,6 @@ vocabulary here, which are replaced after encoding.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer, models
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from runtime.vocabulary import Vocabulary
 
 SPACE = "\u2581"  # ▁, how vocabularies that are not byte-level write a space
+_UNKNOWN = "\0unknown\0"  # a text that no merge makes
 
 
 def _byte_characters() -> str:
@@ -36,58 +36,64 @@ class BytePairEncoder:
     """Turns text without special tokens into ids."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        assert vocabulary.pre_tokenizer is not None, "byte-pair vocabularies have a pre-tokenizer"
-        self._is_byte_level = vocabulary.pre_tokenizer.is_byte_level
+        pre_tokenizer = vocabulary.pre_tokenizer
+        assert pre_tokenizer is not None, "byte-pair vocabularies have a pre-tokenizer"
+        self._is_byte_level = pre_tokenizer.is_byte_level
+        self._keeps_newline_runs = pre_tokenizer.keeps_newline_runs
         self._vocab_size = len(vocabulary)
         self._ids = vocabulary.ids
         merges = _pairs(_utf8_texts(vocabulary.merges))
         ids = {text: vocabulary.ids[text] for text in _utf8_texts(vocabulary.texts)}
         extra = {text for left, right in merges for text in (left, right, left + right) if text not in ids}
+        # the library would keep a word whole that is an extra text, and knows nothing of runs of newlines
+        self._looks_words_up = (
+            pre_tokenizer.ignores_merges and bool(extra)
+        ) or pre_tokenizer.keeps_newline_runs
         if self._is_byte_level:
             extra.update(char for char in BYTE_CHARACTERS if char not in ids)
+        else:
+            extra.add(
+                _UNKNOWN
+            )  # else the library would join what stands on both sides of an unknown character
         self._in_bytes: dict[int, list[int]] = {}
         for token_id, text in enumerate(sorted(extra), start=self._vocab_size):
             ids[text] = token_id
             self._in_bytes[token_id] = self._byte_ids(text)
-        self._library = Tokenizer(
-            models.BPE(
-                ids,
-                merges,
-                ignore_merges=vocabulary.pre_tokenizer.ignores_merges,
-                byte_fallback=not self._is_byte_level,
-            )
+        self._model = models.BPE(
+            ids,
+            merges,
+            ignore_merges=pre_tokenizer.ignores_merges and not self._looks_words_up,
+            byte_fallback=not self._is_byte_level,
+            unk_token=None if self._is_byte_level else _UNKNOWN,
         )
-        self._library.pre_tokenizer = vocabulary.pre_tokenizer.build()
-        self._newline_runs = (
-            re.compile("(\n+)")
-            if vocabulary.pre_tokenizer.keeps_newline_runs and not self._is_byte_level
-            else None
-        )
+        self._words = pre_tokenizer.build()
+        self._library = Tokenizer(self._model)
+        self._library.pre_tokenizer = self._words
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text; characters that no token and no byte token stands for are left out."""
         if not self._is_byte_level:
             text = text.replace(" ", SPACE)
-        if self._newline_runs is not None and "\n" in text:
-            return self._encode_lines(self._newline_runs.split(text))
-        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        if not self._looks_words_up:
+            return self._known(self._library.encode(text, add_special_tokens=False).ids)
+        ids: list[int] = []
+        for word, _ in self._words.pre_tokenize_str(text):
+            if word in self._ids and (word[0] == "\n" or not self._keeps_newline_runs):
+                ids.append(self._ids[word])
+            else:
+                ids += self._known([token.id for token in self._model.tokenize(word)])
+        return ids
+
+    def _known(self, ids: list[int]) -> list[int]:
+        """Replace ids beyond the vocabulary by what they stand for."""
         if self._in_bytes and ids and max(ids) >= self._vocab_size:
             return [known for found in ids for known in self._in_bytes.get(found, (found,))]
         return ids
 
-    def _encode_lines(self, parts: Iterable[str]) -> list[int]:
-        """Encode texts and runs of newlines in turn; a run that is a token is that token."""
-        ids: list[int] = []
-        for part in parts:
-            if part.startswith("\n") and part in self._ids:
-                ids.append(self._ids[part])
-            elif part:
-                found = self._library.encode(part, add_special_tokens=False).ids
-                ids += [known for i in found for known in self._in_bytes.get(i, (i,))]
-        return ids
-
     def _byte_ids(self, text: str) -> list[int]:
         """The tokens for a text that is none: one for each of its bytes, where there is one."""
+        if text == _UNKNOWN:
+            return []
         if self._is_byte_level:
             names = [char for char in text if char.isascii()]  # a byte >= 0x80 alone is no text
         else:

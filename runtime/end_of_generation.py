@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
+    from collections.abc import Set as AbstractSet
 
 _END_TEXTS = """
 <|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT>
@@ -43,19 +44,21 @@ def is_channel_end(texts: Container[str]) -> bool:
     return has_call and ("<|return|>" in texts or "<|flush|>" in texts)
 
 
-def is_plain_tag(texts: Container[str]) -> bool:
-    """Say whether </s> is an HTML tag like any other; so it is in Gemma 4 and PLaMo."""
-    return "<|tool_response>" in texts or "<|plamo:eos|>" in texts
+def is_plain_tag(ids: Mapping[str, int], eog_ids: Container[int]) -> bool:
+    """Say whether </s> is an HTML tag like any other; so it is in Gemma 4 and PLaMo, which end by other tokens."""
+    return any(text in ids and ids[text] in eog_ids for text in ("<|tool_response>", "<|plamo:eos|>"))
 
 
-def end_ids_by_text(ids: Mapping[str, int]) -> set[int]:
-    """Return the ids of the tokens that end a generation, for a vocabulary given as text -> id."""
-    found = {text for text in END_TEXTS if text in ids}
+def end_ids_by_text(ids: Mapping[str, int], known_ids: AbstractSet[int] = frozenset()) -> frozenset[int]:
+    """Return the ids of the tokens that end a generation, for a vocabulary given as text -> id.
+
+    known_ids are those that a file names; they count too, and decide about the two texts with a second meaning.
+    """
+    found = {ids[text] for text in END_TEXTS if text in ids} | known_ids
     for name in FILL_ENDS:
-        candidates = [text for text in FILL_TEXTS[name] if text in ids]
-        found.update(sorted(candidates, key=lambda text: ids[text])[:1])
-    if is_channel_end(ids):
-        found.discard("<|end|>")
-    if is_plain_tag(ids):
-        found.discard("</s>")
-    return {ids[text] for text in found}
+        found.update(sorted(ids[text] for text in FILL_TEXTS[name] if text in ids)[:1])
+    if "<|end|>" in ids and is_channel_end(ids):
+        found.discard(ids["<|end|>"])
+    if "</s>" in ids and is_plain_tag(ids, found):
+        found.discard(ids["</s>"])
+    return frozenset(found)

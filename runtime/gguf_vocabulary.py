@@ -66,7 +66,7 @@ def vocabulary_from_gguf(metadata: Mapping[str, Any], where: str) -> Vocabulary:
     if model == "llama":
         return _read(keys, None, _SENTENCEPIECE_IDS)
     if model == "gemma4":
-        return _read(keys, pre_tokenizer_named("gemma4", where), {}, must_add_bos=True)
+        return _read(keys, pre_tokenizer_named("gemma4", where), {})
     if model == "gpt2":
         name = keys.text("pre", "default")
         return _read(keys, pre_tokenizer_named(name, f"{where}: tokenizer.ggml.pre"), _BPE_IDS)
@@ -79,7 +79,6 @@ def _read(
     keys: _TokenizerKeys,
     pre_tokenizer: PreTokenizer | None,
     default_ids: Mapping[str, int],
-    must_add_bos: bool = False,
 ) -> Vocabulary:
     texts = keys.strings("tokens")
     texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
@@ -89,7 +88,9 @@ def _read(
         raise CheckpointError(
             f"{keys.where}: tokens {i} and {ids[texts[i]]} have the same text {texts[i]!r:.80}"
         )
-    adds_bos = must_add_bos or keys.flag("add_bos_token", pre_tokenizer.adds_bos if pre_tokenizer else True)
+    adds_bos = keys.flag("add_bos_token", pre_tokenizer.adds_bos if pre_tokenizer else True)
+    if pre_tokenizer and pre_tokenizer.must_add_bos:
+        adds_bos = True
     adds_eos = keys.flag("add_eos_token", False)
     special_ids = keys.special_ids(len(texts))
     for name, is_added in (("bos", adds_bos), ("eos", adds_eos)):

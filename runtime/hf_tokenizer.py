@@ -54,8 +54,8 @@ class HFTokenizer:
             self._suffix = _with_or_without(self._suffix, self.eos_id, config.adds_eos)
         self.adds_bos = self.bos_id is not None and self.bos_id in self._prefix
         self.adds_eos = self.eos_id is not None and self.eos_id in self._suffix
-        ends = end_ids_by_text(ids) | set(config.eos_ids)
-        self.eog_ids = frozenset(ends if self.eos_id is None else ends | {self.eos_id})
+        eos_ids = {*config.eos_ids} if self.eos_id is None else {*config.eos_ids, self.eos_id}
+        self.eog_ids = end_ids_by_text(ids, eos_ids)
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return the text's token ids; see Tokenizer."""

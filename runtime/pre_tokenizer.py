@@ -39,6 +39,7 @@ class PreTokenizer:
     splits: tuple[str, ...]
     ignores_merges: bool = False  # a word that is a token stays whole, whatever the merges say
     adds_bos: bool = False
+    must_add_bos: bool = False  # whatever the file says; early conversions of Gemma 4 say no
     has_bos: bool = True  # False: no start token unless the file names one
     cleans_spaces: bool = True  # detokenizing turns "a ." into "a."
     is_byte_level: bool = (
@@ -148,13 +149,14 @@ _DEEPSEEK_LETTERS = (
     r"\x{10400}-\x{1044F}\x{104B0}-\x{104D3}\x{104D8}-\x{104FB}\x{10C80}-\x{10CB2}\x{10CC0}-\x{10CF2}"
     r"\x{118A0}-\x{118DF}\x{1E900}-\x{1E943}"
 )
-_DEEPSEEK_EAST_ASIA = r"[\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}]+"
+_DEEPSEEK_EAST_ASIA = r"[\x{800}-\x{9FA5}\x{AC00}-\x{D7FF}&&[^\s]]+"
 _BLOOM = " ?[^(\\s|.,!?…。，、।۔،)]+"
-# digits from the right in threes, in linear steps: a run, what its length leaves over three, the threes
-_DIGITS_FROM_THE_RIGHT = (r"\p{N}+", r"\A\p{N}{1,2}(?=(?:\p{N}{3})+\z)", r"\p{N}{3}")
-_ASCII_DIGITS_FROM_THE_RIGHT = (
-    r"(?<![0-9])[0-9]++(?![A-Za-z_])",
-    r"\A[0-9]{1,2}(?=(?:[0-9]{3})+\z)",
+# Digits in threes, from the right; what comes before a number stays with its first one to three digits. In linear
+# steps: text up to the end of a number; its first digits; threes from the start of what is left.
+_DIGITS_FROM_THE_RIGHT = (
+    r"[^\p{N}]*\p{N}+",
+    r"\A[^\p{N}]*(?:\p{N}{1,2}|\p{N}{3})(?=(?:\p{N}{3})*\z)",
+    r"\G\p{N}{3}",
 )
 
 # the names that share a rule; the first is the one that gave it
@@ -249,7 +251,7 @@ _GROUPS: tuple[tuple[str, PreTokenizer], ...] = (
     ),
     (
         "tiny_aya cohere2moe",
-        PreTokenizer((*_ASCII_DIGITS_FROM_THE_RIGHT, _o200k(_words(r"[\p{L}\p{M}]"))), cleans_spaces=False),
+        PreTokenizer((*_DIGITS_FROM_THE_RIGHT, _o200k(_words(r"[\p{L}\p{M}]"))), cleans_spaces=False),
     ),
     (
         "youtu",
@@ -322,9 +324,10 @@ _GROUPS: tuple[tuple[str, PreTokenizer], ...] = (
     ("poro-chat", PreTokenizer((_BLOOM,), cleans_spaces=False)),
     ("viking", PreTokenizer((_BLOOM, r"\p{N}"), cleans_spaces=False)),
     (
-        "gemma4 granite-embed-multi-311m mmbert",
-        PreTokenizer((r"[^\n]+|\n+",), is_byte_level=False, keeps_newline_runs=True),
+        "gemma4 granite-embed-multi-311m",
+        PreTokenizer((r"[^\n]+|\n+",), is_byte_level=False, must_add_bos=True, keeps_newline_runs=True),
     ),
+    ("mmbert", PreTokenizer((r"[^\n]+|\n+",), is_byte_level=False)),
     ("sarvam-moe", PreTokenizer((r"[^\n]+|\n+",), is_byte_level=False, cleans_spaces=False)),
 )
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from jinja2.parser import Parser
     from jinja2.runtime import Context
 
-MAX_STEPS = 500_000  # loop rounds and calls of one rendering; a chat of 1,000 messages takes some 20,000
+MAX_STEPS = 200_000  # loop rounds and calls of one rendering; a chat of 1,000 messages takes some 20,000
 MAX_LENGTH = 16 << 20  # characters, of all that one rendering puts out and of any one text in it
 
 # filters that make long texts from short ones, or show Python's objects; no known chat template uses them
@@ -179,14 +179,14 @@ def _join(context: EvalContext, items: Iterable[Any], d: str = "", attribute: st
     """Jinja's join, bounded."""
     items = list(items)
     _check_length(sum(map(_length, items)) + len(str(d)) * len(items))
-    return do_join(context, items, d, attribute)
+    return str(do_join(context, items, d, attribute))
 
 
 @pass_eval_context
 def _replace(context: EvalContext, s: Any, old: str, new: str, count: int | None = None) -> str:
     """Jinja's replace, bounded."""
     _checked_method_arguments(str(s), "replace", (old, new))
-    return do_replace(context, str(s), old, new, count)
+    return str(do_replace(context, str(s), old, new, count))
 
 
 def _indent(s: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:

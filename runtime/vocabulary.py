@@ -99,7 +99,7 @@ def settle_kinds(
     if "<|end|>" in ids and is_channel_end(ids):
         kinds[ids["<|end|>"]] = TokenKind.USER_DEFINED
         eog_ids.discard(ids["<|end|>"])
-    if "</s>" in ids and is_plain_tag(ids):
+    if "</s>" in ids and is_plain_tag(ids, eog_ids):
         kinds[ids["</s>"]] = TokenKind.NORMAL
         eog_ids.discard(ids["</s>"])
     by_value = [TokenKind(value) for value in range(64)]
