@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 # A link that replaced the file is not followed, a pipe is not waited for.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+# What opening gives when a file was removed, or when something else has its name.
+_GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE}
 
 
 class ExpertFiles:
@@ -43,17 +47,18 @@ class ExpertFiles:
                 os.close(descriptor)
 
     def drop_from_page_cache(self, key: ExpertKey) -> None:
-        """Have the kernel forget the file's pages that nobody maps; StorageError as open() raises it."""
+        """Have the kernel forget the file's pages that nobody maps; a file that is gone has none."""
         path = self._pack.expert_path(key)
         with self._errors(key, path):
             try:
                 descriptor = os.open(path, _FLAGS)
-            except FileNotFoundError:
-                return  # and its pages with it
-            try:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
+                try:
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                finally:
+                    os.close(descriptor)
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise
 
     @contextmanager
     def _errors(self, key: ExpertKey, path: Path) -> Iterator[None]:

@@ -31,7 +31,7 @@ def free_memory_nbytes(root: Path = Path("/")) -> int:
     Clean page cache counts as free, as in the kernel's MemAvailable; cgroup limits of either version and of every
     level above the process count. `root` is where proc and sys lie.
     """
-    free = min(_machine_nbytes(root), *_cgroups_nbytes(root))
+    free = min([_machine_nbytes(root), *_cgroups_nbytes(root)])
     return free + _resident_nbytes(root)
 
 

@@ -45,12 +45,16 @@ class MmapStore:
         *,
         num_threads: int = NUM_READERS,
         max_mappings: int | None = None,
+        populate: bool = True,
     ) -> None:
-        """At most `max_mappings` at a time, an expert and the hole beside it taking one each; None: the kernel's limit."""
+        """At most `max_mappings` at a time, an expert and the hole beside it one each; None: the kernel's limit.
+
+        Without `populate`, pages are brought in as on a kernel that has no MADV_POPULATE_READ.
+        """
         self._closed = False
         self._files = ExpertFiles(pack)
         self._readers = ExpertReaders(num_threads)
-        self._layers = {entry.layer: _LayerRange(entry) for entry in pack.manifest.layers}
+        self._layers = {entry.layer: _LayerRange(entry, populate=populate) for entry in pack.manifest.layers}
         self._released: deque[ExpertKey] = deque()  # unmapped, not yet dropped from the page cache
         if max_mappings is None:
             max_mappings = _max_map_count() - _OTHER_MAPPINGS
@@ -132,7 +136,8 @@ class MmapStore:
 class _LayerRange:
     """num_experts x stride of addresses, with a tensor over all of them."""
 
-    def __init__(self, entry: LayerEntry) -> None:
+    def __init__(self, entry: LayerEntry, *, populate: bool) -> None:
+        self._populate = populate
         self.stride = entry.stride
         self._range = AddressRange(entry.num_experts * entry.stride)
         self.bank = ExpertBank(self._range.tensor(), entry.stride, entry.num_experts, entry.parts)
@@ -141,8 +146,8 @@ class _LayerRange:
         """Show a file as this expert, every page of it, so that no product has to wait for one."""
         offset = expert * self.stride
         self._range.map_file(offset, self.stride, descriptor)
-        if not self._range.populate(offset, self.stride):
-            read_whole(descriptor, self.stride)  # a drive's error shows here, not as a SIGBUS below
+        if not (self._populate and self._range.populate(offset, self.stride)):
+            _read_whole(descriptor, self.stride)  # a drive's error shows here, not as a SIGBUS below
             self.bank.storage.numpy()[offset : offset + self.stride : mmap.PAGESIZE].max()
 
     def empty(self, expert: int) -> None:
@@ -161,7 +166,7 @@ class _Places:
         self.taken = 0
 
 
-def read_whole(descriptor: int, nbytes: int) -> None:
+def _read_whole(descriptor: int, nbytes: int) -> None:
     """Bring a file's first bytes into the page cache by reading them; OSError when the drive fails."""
     scratch = memoryview(np.empty(_COPY_NBYTES, np.uint8).data)
     done = 0
