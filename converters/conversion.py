@@ -26,9 +26,10 @@ from converters.conversion_plan import (
     plan_conversion,
 )
 from converters.copy_lanes import BUFFER_NBYTES, CopyLanes
+from converters.source_reader import SLACK_NBYTES, SourceReader
 from lmpack.alignment import DEFAULT_PAGE_SIZE
 from lmpack.drive import check_space
-from lmpack.errors import CheckpointError, UsageError
+from lmpack.errors import UsageError
 from lmpack.manifest import Source, SourceFile
 from lmpack.pack_writer import PackWriter
 from lmpack.source_file import kept_path_of
@@ -88,7 +89,7 @@ def convert(
             writer.planned_nbytes + plan.kept_nbytes,
             writer.planned_num_files + len(checkpoint.files),
         )
-        with CopyLanes(1 + jobs, buffer_nbytes) as lanes:
+        with CopyLanes(1 + jobs, buffer_nbytes + SLACK_NBYTES) as lanes:
             copy = _FileCopy(writer, lanes, jobs, buffer_nbytes, progress or (lambda _: None))
             files = [copy(file, todo) for file, todo in zip(checkpoint.files, plan.files, strict=True)]
         manifest = writer.finish(
@@ -140,8 +141,9 @@ class _FileCopy:
     def __call__(self, file: CheckpointFile, plan: FilePlan) -> SourceFile:
         kept = kept_path_of(file.name, has_segments=bool(plan.segments))
         if not plan.segments:
-            kept_nbytes, sha256 = self.writer.keep(kept, file.path)
-            _check_unchanged(file, file.path.stat())
+            with SourceReader(file) as reader:
+                kept_nbytes, sha256 = self.writer.keep(kept, file.path)
+                reader.check_unchanged()
             self.progress(kept_nbytes)
             return SourceFile(file.name, kept_nbytes, sha256, kept, kept_nbytes, sha256, ())
         sha256, rest = self._copy_tensors(file, plan)
@@ -149,32 +151,29 @@ class _FileCopy:
         return SourceFile(file.name, file.nbytes, sha256, kept, kept_nbytes, kept_sha256, plan.segments)
 
     def _copy_tensors(self, file: CheckpointFile, plan: FilePlan) -> tuple[str, bytearray]:
-        digest, rest = hashlib.sha256(), bytearray()
-        with file.path.open("rb", buffering=0) as opened:
-            descriptor, offset = opened.fileno(), 0
-            _check_unchanged(file, os.fstat(descriptor))
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        digest, rest, offset = hashlib.sha256(), bytearray(), 0
+        with SourceReader(file) as reader:
             for pieces in _batches(plan.pieces(BUFFER_NBYTES), self.buffer_nbytes):
                 nbytes = sum(piece.nbytes for piece in pieces)
                 buffer = self.lanes.lend()
-                view = buffer.view[:nbytes]
-                _read_all(file, descriptor, view, offset)
+                view = reader.read(buffer.view, offset, nbytes)
                 self.lanes.give(_HASH_LANE, buffer, partial(digest.update, view))
-                self._distribute(pieces, buffer, rest)
+                self._distribute(pieces, buffer, view, rest)
                 buffer.release()
                 offset += nbytes
                 self.progress(nbytes)
             self.lanes.drain()
-            _check_unchanged(file, os.fstat(descriptor))
+            reader.check_unchanged()
         return digest.hexdigest(), rest
 
-    def _distribute(self, pieces: list[Piece], buffer: LentBuffer, rest: bytearray) -> None:
-        """Give each writing lane its pieces of a buffer; what no tensor claims is collected here."""
+    def _distribute(
+        self, pieces: list[Piece], buffer: LentBuffer, batch: memoryview, rest: bytearray
+    ) -> None:
+        """Give each writing lane its pieces of a batch; what no tensor claims is collected here."""
         todo: dict[int, list[Callable[[], None]]] = {}
         start = 0
         for piece in pieces:
-            view = buffer.view[start : start + piece.nbytes]
+            view = batch[start : start + piece.nbytes]
             start += piece.nbytes
             if isinstance(piece, RestPiece):
                 rest += view
@@ -205,18 +204,3 @@ def _batches(pieces: Iterator[Piece], max_nbytes: int) -> Iterator[list[Piece]]:
         nbytes += piece.nbytes
     if batch:
         yield batch
-
-
-def _read_all(file: CheckpointFile, descriptor: int, view: memoryview, offset: int) -> None:
-    while view.nbytes:
-        count = os.preadv(descriptor, [view], offset)
-        if count == 0:
-            raise CheckpointError(
-                f"{file.path}: ends at byte {offset}, it had {file.nbytes} bytes a moment ago"
-            )
-        view, offset = view[count:], offset + count
-
-
-def _check_unchanged(file: CheckpointFile, found: os.stat_result) -> None:
-    if (found.st_size, found.st_mtime_ns) != (file.nbytes, file.mtime_ns):
-        raise CheckpointError(f"{file.path}: changed while it was being converted; wait until it is complete")

@@ -189,6 +189,20 @@ def test_buffers_that_are_much_too_small_change_nothing(
     assert convert(demo_gguf, tmp_path / "b.lmpack").pack_id == wanted
 
 
+@pytest.mark.parametrize("buffer_nbytes", [5000, 8 << 20])
+def test_a_source_outside_the_page_cache_gives_the_same_pack(
+    tmp_path: Path, demo_gguf: Path, monkeypatch: pytest.MonkeyPatch, buffer_nbytes: int
+) -> None:
+    wanted = convert(demo_gguf, tmp_path / "a.lmpack").pack_id
+    cold = tmp_path / demo_gguf.name
+    cold.write_bytes(demo_gguf.read_bytes())
+    with cold.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    monkeypatch.setattr("converters.conversion.BUFFER_NBYTES", buffer_nbytes)
+    assert convert(cold, tmp_path / "b.lmpack").pack_id == wanted
+
+
 def test_the_report_and_the_progress_count_every_byte(tmp_path: Path) -> None:
     folder = write_hf_folder(tmp_path / "m", [hf_moe_tensors()])
     (folder / "pytorch_model.bin").write_bytes(b"left out")
