@@ -5,6 +5,8 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+BENCH_LAYERS ?= 24
+BENCH_GGUF := build/bench/qwen3moe-$(BENCH_LAYERS)-layers.gguf
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check lint typecheck bench clean
@@ -29,9 +31,10 @@ lint: $(INSTALLED) ## check format and style
 typecheck: $(INSTALLED) ## check types, strictly
 	$(BIN)/mypy
 
-bench: $(INSTALLED) ## measure, and print a table per script (see benchmarks/)
-	$(BIN)/python -m benchmarks.convert
-	$(BIN)/python -m benchmarks.decode
+bench: $(INSTALLED) $(BENCH_GGUF) ## measure convert, decode and kernels on a random 8 GB model (needs 25 GB of disk)
+	$(BIN)/python -m benchmarks.convert $(BENCH_GGUF) --work $(dir $(BENCH_GGUF))
+	$(BIN)/python -m benchmarks.decode --model $(BENCH_GGUF)
+	$(BIN)/python -m benchmarks.kernels
 
 clean: ## remove .venv and everything built or cached
 	rm -rf $(VENV) build dist .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -42,3 +45,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
+
+$(BENCH_GGUF): | $(INSTALLED)
+	mkdir -p $(@D)
+	$(BIN)/python -m benchmarks.random_gguf $@ --layers $(BENCH_LAYERS) --experts 128 --top-k 8 \
+		--hidden 2048 --expert-width 768 --quant Q4_K --vocab-from lmpack/demo/tiny-Q4_K_M.gguf
