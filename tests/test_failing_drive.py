@@ -1,0 +1,139 @@
+"""A drive that fails under the direct store: a library between Python and the C library makes system calls fail."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.expert_packs import write_expert_pack
+
+REPOSITORY = Path(__file__).parents[1]
+
+SHIM = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+/* opening with O_DIRECT fails while REFUSE_DIRECT is set */
+#define OPEN(name) \
+    int name(const char *path, int flags, ...) { \
+        va_list rest; va_start(rest, flags); mode_t mode = va_arg(rest, mode_t); va_end(rest); \
+        if ((flags & O_DIRECT) && getenv("REFUSE_DIRECT")) { errno = EINVAL; return -1; } \
+        return ((int (*)(const char *, int, mode_t))dlsym(RTLD_NEXT, #name))(path, flags, mode); \
+    }
+OPEN(open)
+OPEN(open64)
+
+/* reading a file whose path holds BAD_FILE fails while the file BAD_WHILE exists */
+static int bad(int fd) {
+    char link[64], path[4096];
+    const char *name = getenv("BAD_FILE"), *switched = getenv("BAD_WHILE");
+    if (!name || !switched || access(switched, F_OK)) return 0;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    if (length < 0) return 0;
+    path[length] = 0;
+    return strstr(path, name) != NULL;
+}
+#define READ(name) \
+    ssize_t name(int fd, const struct iovec *iov, int count, off_t offset) { \
+        if (bad(fd)) { errno = EIO; return -1; } \
+        return ((ssize_t (*)(int, const struct iovec *, int, off_t))dlsym(RTLD_NEXT, #name)) \
+            (fd, iov, count, offset); \
+    }
+#define READ2(name) \
+    ssize_t name(int fd, const struct iovec *iov, int count, off_t offset, int flags) { \
+        if (bad(fd)) { errno = EIO; return -1; } \
+        return ((ssize_t (*)(int, const struct iovec *, int, off_t, int))dlsym(RTLD_NEXT, #name)) \
+            (fd, iov, count, offset, flags); \
+    }
+READ(preadv)
+READ(preadv64)
+READ2(preadv2)
+READ2(preadv64v2)
+"""
+
+READ_ALL = """
+import os, sys
+from lmpack.errors import StorageError
+from lmpack.pack import Pack
+from runtime.direct_store import DirectStore
+from tests.expert_packs import all_keys, budget_with_slots
+
+pack = Pack.open(sys.argv[1])
+store = DirectStore(pack, budget_with_slots(pack.manifest))
+print(store.name)
+keys = all_keys(pack)
+slots = [store.acquire(key) for key in keys]
+try:
+    store.load(keys, slots)
+except StorageError as error:
+    print(error)
+    os.unlink(os.environ["BAD_WHILE"])
+    store.load(keys, slots)
+for key, slot in zip(keys, slots):
+    bank = store.bank(key.layer)
+    assert bank.storage[slot * bank.stride : (slot + 1) * bank.stride].numpy().tobytes() == pack.read_expert(key)
+store.close()
+print("all read")
+"""
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library, compiled for this machine."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("shim")
+    (folder / "shim.c").write_text(SHIM, encoding="ascii")
+    library = folder / "shim.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, folder / "shim.c", "-ldl"], check=True)
+    return library
+
+
+def read_all(pack: Path, shim: Path, **environment: str) -> list[str]:
+    """What a process prints that reads every expert with the shim in its way."""
+    done = subprocess.run(
+        [sys.executable, "-c", READ_ALL, pack],
+        cwd=REPOSITORY,
+        env={**os.environ, "LD_PRELOAD": str(shim), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_read_error_names_the_expert_and_the_store_works_again_when_the_drive_does(
+    tmp_path: Path, shim: Path
+) -> None:
+    pack = write_expert_pack(tmp_path / "experts.lmpack").path
+    switch = tmp_path / "switch"
+    switch.touch()
+    lines = read_all(pack, shim, BAD_FILE="L003/E0002.bin", BAD_WHILE=str(switch))
+    assert lines[1].startswith("expert L003/E0002: ")
+    assert "Input/output error; run: lmpack validate" in lines[1]
+    assert lines[2:] == ["all read"]
+
+
+def test_a_file_system_without_direct_reads_is_read_through_the_page_cache_and_said(
+    tmp_path: Path, shim: Path
+) -> None:
+    pack = write_expert_pack(tmp_path / "experts.lmpack").path
+    lines = read_all(pack, shim, REFUSE_DIRECT="1")
+    assert lines == ["direct (buffered: the file system refuses O_DIRECT)", "all read"]
