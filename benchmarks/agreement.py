@@ -1,6 +1,6 @@
 """Print how far our numbers agree with llama.cpp's and transformers', as one table.
 
-    python -m benchmarks.agreement                        (5 minutes on two cores)
+    python -m benchmarks.agreement                        (two minutes)
     python -m benchmarks.agreement --positions 256 --prompts 8 --perplexity-chunks 4
 
 The trained tiny model as GGUF in three types and as safetensors, and the tiny models of every family that runs.
@@ -252,7 +252,7 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
 def _format(value: object) -> str:
     if value is None:
         return ""
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":
