@@ -154,8 +154,8 @@ _BLOOM = " ?[^(\\s|.,!?…。，、।۔،)]+"
 # Digits in threes, from the right; what comes before a number stays with its first one to three digits. In linear
 # steps: text up to the end of a number; its first digits; threes from the start of what is left.
 _DIGITS_FROM_THE_RIGHT = (
-    r"[^\p{N}]*\p{N}+",
-    r"\A[^\p{N}]*(?:\p{N}{1,2}|\p{N}{3})(?=(?:\p{N}{3})*\z)",
+    r"[^\p{N}]*+(?:\p{N}++|\z)",
+    r"\A[^\p{N}]*+(?:\p{N}{1,2}|\p{N}{3})(?=(?:\p{N}{3})*\z)",
     r"\G\p{N}{3}",
 )
 
@@ -304,6 +304,7 @@ _GROUPS: tuple[tuple[str, PreTokenizer], ...] = (
         ),
     ),
     ("afmoe", PreTokenizer((*_DIGITS_FROM_THE_RIGHT, _AFMOE_SCRIPTS, _deepseek()), cleans_spaces=False)),
+    # quadratic in the length of one number, and nothing else
     ("superbpe", PreTokenizer((r"\p{N}+", r"(?=([0-9]{3})+(?![0-9]))"), cleans_spaces=False)),
     (
         "chameleon",

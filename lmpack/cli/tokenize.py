@@ -1,0 +1,68 @@
+"""lmpack tokenize: show a text's token ids and pieces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from lmpack.cli.report import print_json
+from lmpack.errors import UsageError
+
+
+@click.command(
+    epilog="""Examples:
+
+\b
+  lmpack tokenize qwen3.lmpack -p "Hello world"
+  lmpack tokenize qwen3-Q4_K_M.gguf -f book.txt --json
+  lmpack tokenize Qwen3-30B-A3B/ -p "<|im_start|>user" --parse-special --no-bos
+"""
+)
+@click.argument("source", metavar="PACK_OR_SRC", type=click.Path())
+@click.option("-p", "--prompt", help="The text.")
+@click.option("-f", "--file", type=click.Path(exists=True, dir_okay=False), help="Read the text from a file.")
+@click.option("--no-bos", is_flag=True, help="Leave out the tokens that the model wants around a text.")
+@click.option("--parse-special", is_flag=True, help="Read <|special|> tokens in the text as such.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON document: ids, pieces, and the pieces' bytes in hex."
+)
+def command(
+    source: str, prompt: str | None, file: str | None, no_bos: bool, parse_special: bool, as_json: bool
+) -> None:
+    """Show how the tokenizer of PACK_OR_SRC cuts a text, one token a line.
+
+    PACK_OR_SRC is a pack, a GGUF file (a vocabulary without weights is enough), or a folder of either container.
+    """
+    from runtime.tokenizer import open_tokenizer
+
+    text = _text(prompt, file)
+    tokenizer = open_tokenizer(source)
+    ids = tokenizer.encode(text, add_special=not no_bos, parse_special=parse_special)
+    if as_json:
+        print_json(
+            {"ids": ids, "pieces": [tokenizer.piece(i) for i in ids], "tokens": _tokens(tokenizer, ids)}
+        )
+        return
+    for token_id in ids:
+        click.echo(f"{token_id:>8}  {_shown(tokenizer.token_bytes(token_id))}")
+
+
+def _text(prompt: str | None, file: str | None) -> str:
+    if (prompt is None) == (file is None):
+        raise UsageError("give the text with either -p TEXT or -f FILE")
+    if prompt is not None:
+        return prompt
+    assert file is not None, "one of the two is given"
+    try:
+        return Path(file).read_bytes().decode()  # line ends are tokens too, so they stay as they are
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file}: byte {error.start} is not UTF-8; save it as UTF-8 text") from None
+
+
+def _shown(raw: bytes) -> str:
+    r"""A piece on one line: 'text' as Python writes it, or bytes where they are no whole characters."""
+    try:
+        return repr(raw.decode())
+    except UnicodeDecodeError:
+        return repr(raw)
