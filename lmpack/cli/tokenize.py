@@ -41,7 +41,11 @@ def command(
     ids = tokenizer.encode(text, add_special=not no_bos, parse_special=parse_special)
     if as_json:
         print_json(
-            {"ids": ids, "pieces": [tokenizer.piece(i) for i in ids], "tokens": _tokens(tokenizer, ids)}
+            {
+                "ids": ids,
+                "pieces": [tokenizer.piece(i) for i in ids],
+                "bytes": [tokenizer.token_bytes(i).hex() for i in ids],  # a part of a character is no text
+            }
         )
         return
     for token_id in ids:
