@@ -50,8 +50,8 @@ class Attention:
         q = self._heads(_plus(q, weights.q_bias), weights.q_norm)
         k = self._heads(_plus(k, weights.k_bias), weights.k_norm)
         heads = rope(torch.cat((q, k), 1), kv.num_tokens)
-        q, k = heads.split((config.num_attention_heads, config.num_key_value_heads), 1)
-        v = _plus(v, weights.v_bias).unflatten(-1, (-1, config.head_dim))
+        q, k = heads[:, : config.num_attention_heads], heads[:, config.num_attention_heads :]
+        v = _plus(v, weights.v_bias).view(len(x), -1, config.head_dim)
         keys, values = kv.append(self.layer, k, v)
         mixed = attend(q, keys, values, config.sliding_window)
         (out,) = self.kernels.linear(mixed, (weights.output,))
@@ -62,7 +62,7 @@ class Attention:
         head_dim, eps = self.config.head_dim, self.config.rms_norm_eps
         if norm is not None and norm.shape[0] != head_dim:
             x = F.rms_norm(x, norm.shape, norm, eps)
-        x = x.unflatten(-1, (-1, head_dim))
+        x = x.view(len(x), -1, head_dim)
         if norm is not None and norm.shape[0] == head_dim:
             x = F.rms_norm(x, norm.shape, norm, eps)
         return x

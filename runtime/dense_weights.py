@@ -63,7 +63,7 @@ class DenseWeights:
     def _read(self, info: TensorInfo) -> torch.Tensor:
         """The tensor's bytes, past the page cache where the system lets us drop them again."""
         storage = torch.empty(info.nbytes, dtype=torch.uint8)
-        target = memoryview(storage.numpy())
+        target = storage.numpy().data
         path = self.pack.path / "shared.bin"
         with path.open("rb", buffering=0) as file:
             file.seek(info.offset)

@@ -117,7 +117,6 @@ class Engine:
             buffers_nbytes=activation_nbytes(pack.manifest, config, context_length, PREFILL_CHUNK),
             top_k=config.num_experts_per_tok,
         )
-        torch.set_num_threads(num_threads)
         weights = DenseWeights(pack, torch_device)
         loaded_kernels = load_kernels(kernels, num_threads=num_threads)
         cache = ExpertCache(open_store(io, pack, budget), budget)
@@ -152,6 +151,8 @@ class Engine:
         self._check_ids(token_ids)
         kv.require(len(token_ids))
         started = time.perf_counter()
+        # One token's tensors are too small to share, and idle OpenMP threads would spin against ggml's.
+        torch.set_num_threads(1 if len(token_ids) == 1 else self.num_threads)
         with torch.inference_mode():
             chunks = [
                 self.model.forward(token_ids[first : first + PREFILL_CHUNK], kv)

@@ -91,12 +91,12 @@ class MoE:
         if len(topk_ids) == 1:
             slots = torch.tensor([cache.fetch(self.layer, topk_ids[0].tolist())], dtype=torch.int32)
             return self.kernels.expert_ffn(x, slots, bank)
-        needed = topk_ids.unique()
+        needed = torch.unique(topk_ids)
         wave_length = cache.capacity(self.layer)
         if len(needed) <= wave_length:
             return self.kernels.expert_ffn(x, self._slots(needed, topk_ids), bank)
         outputs = x.new_empty(*topk_ids.shape, x.shape[1])
-        for wave in needed.split(wave_length):
+        for wave in torch.split(needed, wave_length):
             tokens, ranks = torch.isin(topk_ids, wave).nonzero(as_tuple=True)
             slots = self._slots(wave, topk_ids[tokens, ranks, None])
             outputs[tokens, ranks] = self.kernels.expert_ffn(x[tokens], slots, bank).squeeze(1)

@@ -8,11 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from click.testing import CliRunner
-from gguf_fixtures import METADATA, Endian, Tensor, gguf_bytes, moe_tensors, write_shards
-from round_trip import round_trip
-from safetensors_fixtures import Tensor as HFTensor
-from safetensors_fixtures import moe_tensors as hf_moe_tensors
-from safetensors_fixtures import safetensors_bytes, write_hf_folder
 
 import converters.copy_lanes
 from converters.checkpoint import open_checkpoint
@@ -21,6 +16,11 @@ from lmpack.cli.convert import command
 from lmpack.errors import CheckpointError, UnsupportedError, UsageError
 from lmpack.expert_key import ExpertKey
 from lmpack.pack import Pack
+from tests.gguf_fixtures import METADATA, Endian, Tensor, gguf_bytes, moe_tensors, write_shards
+from tests.round_trip import round_trip
+from tests.safetensors_fixtures import Tensor as HFTensor
+from tests.safetensors_fixtures import moe_tensors as hf_moe_tensors
+from tests.safetensors_fixtures import safetensors_bytes, write_hf_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
-from gguf_fixtures import METADATA, gguf_bytes, moe_tensors
-from round_trip import round_trip
 
 from converters.conversion import convert
 from converters.export import export
 from lmpack.cli.export import command
 from lmpack.errors import PackError, UsageError
+from tests.gguf_fixtures import METADATA, gguf_bytes, moe_tensors
+from tests.round_trip import round_trip
 
 if TYPE_CHECKING:
     from pathlib import Path

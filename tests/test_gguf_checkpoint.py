@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from gguf_fixtures import METADATA, Tensor, gguf_bytes, moe_tensors, write_shards
 
 from converters.checkpoint import open_checkpoint
 from lmpack.errors import CheckpointError, UnsupportedError, UsageError
+from tests.gguf_fixtures import METADATA, Tensor, gguf_bytes, moe_tensors, write_shards
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import numpy as np
 import pytest
-from gguf_fixtures import ARRAY, METADATA, STRING, Endian, Raw, Tensor, gguf_bytes, moe_tensors, string
 
 from converters.gguf_header import read_gguf_header
 from lmpack.errors import CheckpointError, LmpackError, UnsupportedError
+from tests.gguf_fixtures import ARRAY, METADATA, STRING, Endian, Raw, Tensor, gguf_bytes, moe_tensors, string
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from gguf_fixtures import METADATA, gguf_bytes
 
 from converters.checkpoint import open_checkpoint
 from converters.gguf_header import read_gguf_header
 from converters.model_config import config_from_gguf, config_from_hf, hf_architecture
 from converters.tensor_role import SharedTensor
 from lmpack.errors import CheckpointError
+from tests.gguf_fixtures import METADATA, gguf_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path

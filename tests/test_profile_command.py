@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tiny_routing import ORIGIN, record
 
 from converters.conversion import convert
 from lmpack.cli.heat_map import draw_heat_map
@@ -21,6 +20,7 @@ from lmpack.pack import Pack
 from profiles.routing_profile import RoutingProfile
 from profiles.routing_trace import RoutingTrace
 from runtime.tokenizer import load_tokenizer
+from tests.tiny_routing import ORIGIN, record
 
 if TYPE_CHECKING:
     from pathlib import Path

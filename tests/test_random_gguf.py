@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import gguf
 import numpy as np
 import pytest
-from round_trip import round_trip
 
 from lmpack.pack import Pack
+from tests.round_trip import round_trip
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tiny_routing import ORIGIN
-from transformers_oracle import TransformersOracle
 
 from converters.conversion import convert
 from lmpack.pack import Pack
 from profiles.routing_recorder import RoutingRecorder
 from profiles.routing_shape import RoutingShape
 from runtime.engine import Engine
+from tests.tiny_routing import ORIGIN
+from tests.transformers_oracle import TransformersOracle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

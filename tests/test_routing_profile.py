@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tiny_routing import ORIGIN, SHAPE, record
 
 from lmpack.errors import ProfileError, StorageError
 from profiles.routing_origin import RoutingOrigin
@@ -18,6 +17,7 @@ from profiles.routing_profile import RoutingProfile
 from profiles.routing_shape import RoutingShape
 from profiles.routing_skew import Coverage, LayerSkew, RoutingSkew
 from profiles.routing_trace import RoutingTrace
+from tests.tiny_routing import ORIGIN, SHAPE, record
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,10 +8,10 @@ from time import perf_counter
 
 import numpy as np
 import pytest
-from tiny_routing import ORIGIN, SHAPE, feed, random_choices, record
 
 from profiles.routing_recorder import RoutingRecorder
 from profiles.routing_shape import RoutingShape
+from tests.tiny_routing import ORIGIN, SHAPE, feed, random_choices, record
 
 
 def test_counts_and_transitions_equal_a_count_token_by_token() -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tiny_routing import ORIGIN, SHAPE, record
 
 from lmpack.errors import ProfileError
 from profiles.routing_trace import RoutingTrace
+from tests.tiny_routing import ORIGIN, SHAPE, record
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from safetensors import safe_open
-from safetensors_fixtures import (
+
+from converters.checkpoint import open_checkpoint
+from lmpack.errors import CheckpointError, LmpackError, UnsupportedError, UsageError
+from tests.safetensors_fixtures import (
     CONFIG,
     SMALL_FILES,
     Tensor,
@@ -19,9 +22,6 @@ from safetensors_fixtures import (
     with_header,
     write_hf_folder,
 )
-
-from converters.checkpoint import open_checkpoint
-from lmpack.errors import CheckpointError, LmpackError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
