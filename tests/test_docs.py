@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import subprocess
 from dataclasses import dataclass
@@ -57,6 +58,13 @@ def examples_marked_as_tested() -> list[Example]:
     return found
 
 
+def python_example() -> str:
+    """README's one python block; it uses the pack that the console examples make."""
+    (block,) = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert isinstance(block, str)
+    return block
+
+
 def shape_of(output: str) -> str:
     """An output without what differs between two runs: figures and their units."""
     without_figures = re.sub(r"\d+(\.\d+)?", "#", output)
@@ -81,7 +89,7 @@ def test_the_tree_says_what_each_file_is_for() -> None:
     assert not [path for path, comment in listed_in_the_tree().items() if not comment]
 
 
-def test_the_commands_of_the_tour_print_what_readme_shows(
+def test_the_examples_of_the_tour_print_what_readme_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "lmpack").mkdir()
@@ -98,3 +106,6 @@ def test_the_commands_of_the_tour_print_what_readme_shows(
         if example.is_shape_checked:
             beginning, *rest = shape_of(example.shown).split("\n...")
             assert shape_of(printed).startswith(beginning) if rest else shape_of(printed) == beginning
+    (tmp_path / "example.py").write_text(python_example(), encoding="utf-8")
+    runpy.run_path(str(tmp_path / "example.py"))
+    assert capfd.readouterr().out.strip()
