@@ -78,9 +78,7 @@ class LlamaCppVocabulary:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _kind: type | None, _error: BaseException | None, _where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         _library().llama_model_free(self._model)
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:

@@ -25,28 +25,7 @@ if TYPE_CHECKING:
 STORED = ("gpt-2", "qwen2", "llama-bpe")  # whole answers; of the others only a digest
 NUM_BPE_TOKENS = 2500
 NUM_PIECES = 900
-_MIXED = (
-    "1",
-    "2",
-    "3",
-    " ",
-    "  ",
-    "\n",
-    "\r\n",
-    "a",
-    "b",
-    "B",
-    "A",
-    "'s",
-    "'T",
-    "!",
-    ".",
-    "é",
-    "漢",
-    "\u0301",
-    "~",
-)
-_MIXED += ("\u00a0", "\t", "क", "ा", "़")
+_MIXED = [*"123abBA!.~\t", " ", "  ", "\n", "\r\n", "'s", "'T", "é", "漢", "\u0301", "\u00a0", "क", "ा", "़"]
 
 
 def training_texts() -> Iterator[str]:
