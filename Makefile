@@ -20,7 +20,7 @@ demo: $(INSTALLED) ## convert, validate, profile and run the embedded demo model
 	$(BIN)/lmpack demo
 
 test: $(INSTALLED) ## run every test and report the coverage (PYTEST_ARGS='-k manifest' for some)
-	$(BIN)/python -m pytest --cov --cov-report=term $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -rs --cov --cov-report=term $(PYTEST_ARGS)
 
 check: lint typecheck test ## everything CI runs
 

@@ -33,8 +33,7 @@ def listed_in_the_tree() -> dict[Path, str]:
 def tracked_files() -> list[str]:
     if not (REPOSITORY / ".git").exists():
         pytest.skip("not a git checkout")
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    shown = subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True)
+    shown = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, check=True, capture_output=True, text=True)
     return [name for name in shown.stdout.splitlines() if (REPOSITORY / name).exists()]
 
 

@@ -20,15 +20,11 @@ MAX_LINES = 400
 
 
 def tracked_files() -> list[Path]:
-    """The files of the repository, relative to its root, ignored ones left out."""
+    """The files that git knows, relative to the root of the repository."""
     if not (REPOSITORY / ".git").exists():
         pytest.skip("not a git checkout")
     listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-        cwd=REPOSITORY,
-        check=True,
-        capture_output=True,
-        text=True,
+        ["git", "ls-files", "-z"], cwd=REPOSITORY, check=True, capture_output=True, text=True
     )
     return sorted(Path(name) for name in listed.stdout.split("\0") if name and (REPOSITORY / name).exists())
 
