@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from runtime.kernels.kernels import Kernels
+    from runtime.kernels.rms_norm import RMSNorm
     from runtime.kernels.weight import Weight
     from runtime.kv_cache import KVCache
     from runtime.model_config import ModelConfig
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 class AttentionWeights:
     """One layer's projections; a norm or bias that the family does not have is None."""
 
+    norm: RMSNorm  # of the layer's input
     q: Weight  # [num_attention_heads * head_dim, hidden]
     k: Weight  # [num_key_value_heads * head_dim, hidden]
     v: Weight
@@ -46,7 +48,7 @@ class Attention:
     def __call__(self, x: Tensor, kv: KVCache, rope: Rope) -> Tensor:
         """[n, hidden] of the tokens that follow the cache's -> [n, hidden]."""
         weights, config = self.weights, self.config
-        q, k, v = self.kernels.linear(x, (weights.q, weights.k, weights.v))
+        q, k, v = self.kernels.linear(x, (weights.q, weights.k, weights.v), weights.norm)
         q = self._heads(_plus(q, weights.q_bias), weights.q_norm)
         k = self._heads(_plus(k, weights.k_bias), weights.k_norm)
         heads = rope(torch.cat((q, k), 1), kv.num_tokens)

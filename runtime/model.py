@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn import functional as F
 
 from runtime.attention import Attention, AttentionWeights
 from runtime.families.registry import find_family
+from runtime.kernels.rms_norm import RMSNorm
 from runtime.moe import MoE, SharedExpert, SwiGLU
 from runtime.rope import Rope
 from runtime.router import Router
@@ -32,11 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    """x + attention(x), then x + feed_forward(x); both normalise their input first."""
 
-    attention_norm: Tensor  # [hidden]
     attention: Attention
-    feed_forward_norm: Tensor  # [hidden]
     feed_forward: FeedForward
 
 
@@ -57,7 +55,7 @@ class Model:
         self.kernels = kernels
         self.embedding = weights.matrix("token_embd.weight")
         self.device = weights.device
-        self.output_norm = weights.vector("output_norm.weight")
+        self.output_norm = RMSNorm(weights.vector("output_norm.weight"), config.rms_norm_eps)
         self.output = weights.optional_matrix("output.weight") or self.embedding
         self.rope = Rope(
             config,
@@ -73,18 +71,15 @@ class Model:
         kv.require(len(token_ids))
         x = self.kernels.embed(self.embedding, torch.tensor(token_ids, device=self.device)).clone()
         for layer in self.layers:
-            x = x + layer.attention(self._norm(x, layer.attention_norm), kv, self.rope)
-            x = x + layer.feed_forward(self._norm(x, layer.feed_forward_norm))
+            x = x + layer.attention(x, kv, self.rope)
+            x = x + layer.feed_forward(x)
         kv.advance(token_ids)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits float32 [n, vocab] of final hidden states [n, hidden]."""
-        (logits,) = self.kernels.linear(self._norm(hidden, self.output_norm), (self.output,))
+        (logits,) = self.kernels.linear(hidden, (self.output,), self.output_norm)
         return logits.clone()
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
 
 
 class _LayerBuilder:
@@ -111,9 +106,7 @@ class _LayerBuilder:
     def layer(self, layer: int) -> Layer:
         name = f"blk.{layer}"
         return Layer(
-            attention_norm=self.weights.vector(f"{name}.attn_norm.weight"),
             attention=self._attention(layer, name),
-            feed_forward_norm=self.weights.vector(f"{name}.ffn_norm.weight"),
             feed_forward=self._moe(layer, name) if layer in self.moe_layers else self._swiglu(name, ""),
         )
 
@@ -123,6 +116,7 @@ class _LayerBuilder:
             layer,
             self.config,
             AttentionWeights(
+                norm=self._norm(f"{name}.attn_norm.weight"),
                 q=self._rotated(f"{name}.attn_q.weight", self.config.num_attention_heads),
                 k=self._rotated(f"{name}.attn_k.weight", self.config.num_key_value_heads),
                 v=weights.matrix(f"{name}.attn_v.weight"),
@@ -151,6 +145,7 @@ class _LayerBuilder:
             )
         return MoE(
             layer,
+            self._norm(f"{name}.ffn_norm.weight"),
             self.weights.router(f"{name}.ffn_gate_inp.weight"),
             Router(self.config.num_experts_per_tok, self.config.norm_topk_prob),
             shared_expert,
@@ -164,4 +159,7 @@ class _LayerBuilder:
             self.weights.matrix(f"{name}.ffn_{projection}{suffix}.weight")
             for projection in ("gate", "up", "down")
         )
-        return SwiGLU(gate, up, down, self.kernels)
+        return SwiGLU(self._norm(f"{name}.ffn_norm.weight"), gate, up, down, self.kernels)
+
+    def _norm(self, name: str) -> RMSNorm:
+        return RMSNorm(self.weights.vector(name), self.config.rms_norm_eps)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from profiles.routing_recorder import RoutingRecorder
     from runtime.expert_cache import ExpertCache
     from runtime.kernels.kernels import Kernels
+    from runtime.kernels.rms_norm import RMSNorm
     from runtime.kernels.weight import Weight
     from runtime.router import Router
 
@@ -25,15 +26,16 @@ class FeedForward(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SwiGLU:
-    """down(silu(gate(x)) * up(x)) (Shazeer 2020), for dense layers and shared experts."""
+    """down(silu(gate(x)) * up(x)) of the normalised input (Shazeer 2020), for dense layers and shared experts."""
 
+    norm: RMSNorm
     gate: Weight  # [intermediate, hidden]
     up: Weight
     down: Weight  # [hidden, intermediate]
     kernels: Kernels
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.kernels.feed_forward(x, self.gate, self.up, self.down)
+        return self.kernels.feed_forward(x, self.gate, self.up, self.down, self.norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class SharedExpert:
     def __call__(self, x: Tensor) -> Tensor:
         if self.gate_inp is None:
             return self.swiglu(x)
-        (logit,) = self.swiglu.kernels.linear(x, (self.gate_inp,))
+        (logit,) = self.swiglu.kernels.linear(x, (self.gate_inp,), self.swiglu.norm)
         scale = logit.sigmoid()
         return self.swiglu(x) * scale
 
@@ -57,6 +59,7 @@ class MoE:
     def __init__(
         self,
         layer: int,
+        norm: RMSNorm,
         gate_inp: Weight,  # [num_experts, hidden]
         router: Router,
         shared_expert: SharedExpert | None,
@@ -65,6 +68,7 @@ class MoE:
         recorder: RoutingRecorder | None,
     ) -> None:
         self.layer = layer
+        self.norm = norm
         self.gate_inp = gate_inp
         self.router = router
         self.shared_expert = shared_expert
@@ -73,7 +77,7 @@ class MoE:
         self.recorder = recorder
 
     def __call__(self, x: Tensor) -> Tensor:
-        (router_logits,) = self.kernels.linear(x, (self.gate_inp,))
+        (router_logits,) = self.kernels.linear(x, (self.gate_inp,), self.norm)
         topk_ids, topk_weights = self.router(router_logits)
         if self.recorder is not None:
             self.recorder.on_select(
@@ -90,16 +94,16 @@ class MoE:
         cache, bank = self.cache, self.cache.bank(self.layer)
         if len(topk_ids) == 1:
             slots = torch.tensor([cache.fetch(self.layer, topk_ids[0].tolist())], dtype=torch.int32)
-            return self.kernels.expert_ffn(x, slots, bank)
+            return self.kernels.expert_ffn(x, slots, bank, self.norm)
         needed = torch.unique(topk_ids)
         wave_length = cache.capacity(self.layer)
         if len(needed) <= wave_length:
-            return self.kernels.expert_ffn(x, self._slots(needed, topk_ids), bank)
+            return self.kernels.expert_ffn(x, self._slots(needed, topk_ids), bank, self.norm)
         outputs = x.new_empty(*topk_ids.shape, x.shape[1])
         for wave in torch.split(needed, wave_length):
             tokens, ranks = torch.isin(topk_ids, wave).nonzero(as_tuple=True)
             slots = self._slots(wave, topk_ids[tokens, ranks, None])
-            outputs[tokens, ranks] = self.kernels.expert_ffn(x[tokens], slots, bank).squeeze(1)
+            outputs[tokens, ranks] = self.kernels.expert_ffn(x[tokens], slots, bank, self.norm).squeeze(1)
         return outputs
 
     def _slots(self, needed: Tensor, topk_ids: Tensor) -> Tensor:

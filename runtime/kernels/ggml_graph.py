@@ -70,10 +70,14 @@ class Graph:
         stack.nb[3] = stride * num_slots
         return stack
 
-    def operation(self, name: str, *arguments: TensorStruct) -> TensorStruct:
-        """The result of ggml's function of this name over tensors of this graph."""
+    def operation(self, name: str, *arguments: TensorStruct | float) -> TensorStruct:
+        """The result of ggml's function of this name over tensors of this graph and plain numbers."""
         function = getattr(self._library, name)
-        address = function(self._context, *(ctypes.addressof(argument) for argument in arguments))
+        plain = (
+            ctypes.addressof(argument) if isinstance(argument, TensorStruct) else argument
+            for argument in arguments
+        )
+        address = function(self._context, *plain)
         result = TensorStruct.from_address(address)
         self._operations.append(result)
         return result

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from runtime.expert_bank import ExpertBank
     from runtime.kernels.expert_matrices import ExpertMatrix
     from runtime.kernels.ggml_library import TensorStruct
+    from runtime.kernels.rms_norm import RMSNorm
     from runtime.kernels.weight import Weight
 
 _MAX_GRAPHS = 512  # a few KB each; prefills of many lengths leave theirs behind
@@ -61,17 +62,17 @@ class GGMLKernels:
         ids = token_ids.to(torch.int32)
         return graph.run(self._scratch_address, (_address(weight), ids.data_ptr()))[0]
 
-    def linear(self, x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
+    def linear(self, x: Tensor, weights: Sequence[Weight], norm: RMSNorm | None = None) -> tuple[Tensor, ...]:
         n = len(x)
         if n == 0:
             return tuple(x.new_empty(0, weight.shape[0]) for weight in weights)
         assert x.dtype == torch.float32
         x = x.contiguous()
-        key = ("linear", n, *[(weight.dtype, weight.shape) for weight in weights])
-        graph = self._graphs.get(key) or self._keep(key, self._linear_graph(n, weights))
-        return graph.run(self._scratch_address, (x.data_ptr(), *map(_address, weights)))
+        key = ("linear", n, _eps(norm), *[(weight.dtype, weight.shape) for weight in weights])
+        graph = self._graphs.get(key) or self._keep(key, self._linear_graph(n, weights, norm))
+        return graph.run(self._scratch_address, (x.data_ptr(), *_norm_address(norm), *map(_address, weights)))
 
-    def expert_ffn(self, x: Tensor, slots: Tensor, bank: ExpertBank) -> Tensor:
+    def expert_ffn(self, x: Tensor, slots: Tensor, bank: ExpertBank, norm: RMSNorm | None = None) -> Tensor:
         n, k = slots.shape
         assert len(x) == n
         assert x.dtype == torch.float32
@@ -80,33 +81,40 @@ class GGMLKernels:
             return x.new_empty(n, k, x.shape[1])
         x, slots = x.contiguous(), slots.contiguous()
         if n == 1 and bank.num_slots > _MANY_SLOTS:
-            return self._expert_ffn_one_by_one(x, slots, bank)
-        key = ("expert_ffn", n, k, bank.stride, bank.num_slots, bank.parts)
-        graph = self._graphs.get(key) or self._keep(key, self._expert_ffn_graph(n, k, bank))
-        projections = (bank.storage.data_ptr(),) * (graph.num_leaves - 2)
-        return graph.run(self._scratch_address, (x.data_ptr(), slots.data_ptr(), *projections))[0]
+            return self._expert_ffn_one_by_one(x, slots, bank, norm)
+        key = ("expert_ffn", n, k, _eps(norm), bank.stride, bank.num_slots, bank.parts)
+        graph = self._graphs.get(key) or self._keep(key, self._expert_ffn_graph(n, k, bank, norm))
+        inputs = (x.data_ptr(), *_norm_address(norm), slots.data_ptr())
+        projections = (bank.storage.data_ptr(),) * (graph.num_leaves - len(inputs))
+        return graph.run(self._scratch_address, (*inputs, *projections))[0]
 
-    def _expert_ffn_one_by_one(self, x: Tensor, slots: Tensor, bank: ExpertBank) -> Tensor:
+    def _expert_ffn_one_by_one(
+        self, x: Tensor, slots: Tensor, bank: ExpertBank, norm: RMSNorm | None
+    ) -> Tensor:
         """expert_ffn of one token, each expert as a bank of a single slot."""
         k = slots.shape[1]
-        key = ("expert_ffn_one_by_one", k, bank.parts)
-        graph = self._graphs.get(key) or self._keep(key, self._one_by_one_graph(k, bank))
+        key = ("expert_ffn_one_by_one", k, _eps(norm), bank.parts)
+        graph = self._graphs.get(key) or self._keep(key, self._one_by_one_graph(k, bank, norm))
         storage, chosen = bank.storage.data_ptr(), slots[0].tolist()
         assert 0 <= min(chosen) <= max(chosen) < bank.num_slots
-        per_expert = (graph.num_leaves - 2) // k
+        inputs = (x.data_ptr(), *_norm_address(norm), self._slot_zero.data_ptr())
+        per_expert = (graph.num_leaves - len(inputs)) // k
         experts = [storage + slot * bank.stride for slot in chosen for _ in range(per_expert)]
-        return graph.run(self._scratch_address, (x.data_ptr(), self._slot_zero.data_ptr(), *experts))[0]
+        return graph.run(self._scratch_address, (*inputs, *experts))[0]
 
-    def feed_forward(self, x: Tensor, gate: Weight, up: Weight, down: Weight) -> Tensor:
+    def feed_forward(
+        self, x: Tensor, gate: Weight, up: Weight, down: Weight, norm: RMSNorm | None = None
+    ) -> Tensor:
         n = len(x)
         if n == 0:
             return x.new_empty(0, down.shape[0])
         assert x.dtype == torch.float32
         x = x.contiguous()
         weights = (gate, up, down)
-        key = ("feed_forward", n, *[(weight.dtype, weight.shape) for weight in weights])
-        graph = self._graphs.get(key) or self._keep(key, self._feed_forward_graph(n, *weights))
-        return graph.run(self._scratch_address, (x.data_ptr(), *map(_address, weights)))[0]
+        key = ("feed_forward", n, _eps(norm), *[(weight.dtype, weight.shape) for weight in weights])
+        graph = self._graphs.get(key) or self._keep(key, self._feed_forward_graph(n, weights, norm))
+        addresses = (x.data_ptr(), *_norm_address(norm), *map(_address, weights))
+        return graph.run(self._scratch_address, addresses)[0]
 
     def close(self) -> None:
         self._forget_graphs()
@@ -120,11 +128,11 @@ class GGMLKernels:
         rows = graph.operation("ggml_get_rows", _matrix(graph, weight), graph.leaf("I32", n))
         return graph.finish([Output((rows,), (n, weight.shape[1]))], self._alone, keep_outputs=n == 1)
 
-    def _linear_graph(self, n: int, weights: Sequence[Weight]) -> Graph:
+    def _linear_graph(self, n: int, weights: Sequence[Weight], norm: RMSNorm | None) -> Graph:
         for weight in weights:
             self._check(weight.dtype, weight.shape)
         graph = Graph(self._library)
-        x = graph.leaf("F32", weights[0].shape[1], n)
+        x = _normalised(graph, graph.leaf("F32", weights[0].shape[1], n), norm)
         products = [graph.operation("ggml_mul_mat", _matrix(graph, weight), x) for weight in weights]
         outputs = [
             Output((product,), (n, weight.shape[0]))
@@ -132,30 +140,33 @@ class GGMLKernels:
         ]
         return graph.finish(outputs, self._threads(n, weights), keep_outputs=n == 1)
 
-    def _feed_forward_graph(self, n: int, gate: Weight, up: Weight, down: Weight) -> Graph:
-        for weight in (gate, up, down):
+    def _feed_forward_graph(
+        self, n: int, weights: tuple[Weight, Weight, Weight], norm: RMSNorm | None
+    ) -> Graph:
+        gate, up, down = weights
+        for weight in weights:
             self._check(weight.dtype, weight.shape)
         graph = Graph(self._library)
-        x = graph.leaf("F32", gate.shape[1], n)
+        x = _normalised(graph, graph.leaf("F32", gate.shape[1], n), norm)
         gated, raised = (graph.operation("ggml_mul_mat", _matrix(graph, weight), x) for weight in (gate, up))
         inner = graph.operation("ggml_swiglu_split", gated, raised)
         lowered = graph.operation("ggml_mul_mat", _matrix(graph, down), inner)
-        threads = self._threads(n, (gate, up, down))
+        threads = self._threads(n, weights)
         return graph.finish([Output((lowered,), (n, down.shape[0]))], threads, keep_outputs=n == 1)
 
-    def _expert_ffn_graph(self, n: int, k: int, bank: ExpertBank) -> Graph:
+    def _expert_ffn_graph(self, n: int, k: int, bank: ExpertBank, norm: RMSNorm | None) -> Graph:
         experts = self._checked_matrices(bank)
         graph = Graph(self._library)
-        x = graph.leaf("F32", experts.hidden_size, 1, n)
+        x = _normalised(graph, graph.leaf("F32", experts.hidden_size, 1, n), norm)
         slots = graph.leaf("I32", k, n)
         result = _swiglu_of_slots(graph, experts, x, slots, bank.num_slots, bank.stride)
         output = Output((result,), (n, k, experts.hidden_size))
         return graph.finish([output], self._threads(n * k, bank.parts), keep_outputs=n == 1)
 
-    def _one_by_one_graph(self, k: int, bank: ExpertBank) -> Graph:
+    def _one_by_one_graph(self, k: int, bank: ExpertBank, norm: RMSNorm | None) -> Graph:
         experts = self._checked_matrices(bank)
         graph = Graph(self._library, max_tensors=8 * (k + 1))
-        x = graph.leaf("F32", experts.hidden_size, 1, 1)
+        x = _normalised(graph, graph.leaf("F32", experts.hidden_size, 1, 1), norm)
         slot = graph.leaf("I32", 1, 1)
         results = tuple(_swiglu_of_slots(graph, experts, x, slot, 1, bank.stride) for _ in range(k))
         output = Output(results, (1, k, experts.hidden_size))
@@ -194,6 +205,21 @@ class GGMLKernels:
         for graph in self._graphs.values():
             graph.close()
         self._graphs.clear()
+
+
+def _eps(norm: RMSNorm | None) -> float | None:
+    return None if norm is None else norm.eps
+
+
+def _norm_address(norm: RMSNorm | None) -> tuple[int, ...]:
+    return () if norm is None else (norm.weight.data_ptr(),)
+
+
+def _normalised(graph: Graph, x: TensorStruct, norm: RMSNorm | None) -> TensorStruct:
+    if norm is None:
+        return x
+    weight = graph.leaf("F32", len(norm.weight))
+    return graph.operation("ggml_mul", graph.operation("ggml_rms_norm", x, norm.eps), weight)
 
 
 def _swiglu_of_slots(

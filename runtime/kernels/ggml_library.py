@@ -98,6 +98,7 @@ class TypeTraitsStruct(ctypes.Structure):
 
 
 _POINTER, _INT, _INT64, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_size_t
+_FLOAT = ctypes.c_float
 
 # what ggml was compiled for (ggml_cpu_has_*) -> Linux's name of it in /proc/cpuinfo
 _CPU_FLAGS = {
@@ -130,6 +131,8 @@ _BASE_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_new_tensor_2d": (_POINTER, (_POINTER, _INT, _INT64, _INT64)),
     "ggml_new_tensor_3d": (_POINTER, (_POINTER, _INT, _INT64, _INT64, _INT64)),
     "ggml_view_1d": (_POINTER, (_POINTER, _POINTER, _INT64, _SIZE)),
+    "ggml_mul": (_POINTER, (_POINTER, _POINTER, _POINTER)),
+    "ggml_rms_norm": (_POINTER, (_POINTER, _POINTER, _FLOAT)),
     "ggml_mul_mat": (_POINTER, (_POINTER, _POINTER, _POINTER)),
     "ggml_mul_mat_id": (_POINTER, (_POINTER, _POINTER, _POINTER, _POINTER)),
     "ggml_swiglu": (_POINTER, (_POINTER, _POINTER)),

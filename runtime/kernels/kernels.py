@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from runtime.expert_bank import ExpertBank
+    from runtime.kernels.rms_norm import RMSNorm
     from runtime.kernels.weight import Weight
 
 
@@ -29,17 +30,19 @@ class Kernels(Protocol):
     def embed(self, weight: Weight, token_ids: Tensor) -> Tensor:
         """Rows of the table: int64 [n] -> float32 [n, hidden]."""
 
-    def linear(self, x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
-        """Several matrices over one input: float32 [n, in] -> float32 [n, out_i] each."""
+    def linear(self, x: Tensor, weights: Sequence[Weight], norm: RMSNorm | None = None) -> tuple[Tensor, ...]:
+        """Several matrices over one input, normalised first when asked: float32 [n, in] -> [n, out_i] each."""
 
-    def expert_ffn(self, x: Tensor, slots: Tensor, bank: ExpertBank) -> Tensor:
+    def expert_ffn(self, x: Tensor, slots: Tensor, bank: ExpertBank, norm: RMSNorm | None = None) -> Tensor:
         """Each chosen slot's down(silu(gate(x)) * up(x)), unweighted (Shazeer 2020, eq. 6).
 
         x float32 [n, hidden], slots int32 [n, k] -> float32 [n, k, hidden]. A token and an expert give the same
         bits whatever the slot's number, n and k.
         """
 
-    def feed_forward(self, x: Tensor, gate: Weight, up: Weight, down: Weight) -> Tensor:
+    def feed_forward(
+        self, x: Tensor, gate: Weight, up: Weight, down: Weight, norm: RMSNorm | None = None
+    ) -> Tensor:
         """down(silu(gate(x)) * up(x)): float32 [n, hidden] -> float32 [n, hidden]."""
 
     def close(self) -> None:

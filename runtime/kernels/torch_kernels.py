@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from runtime.expert_bank import ExpertBank
     from runtime.kernels.expert_matrices import ExpertMatrix
+    from runtime.kernels.rms_norm import RMSNorm
 
 
 class TorchKernels:
@@ -28,10 +29,12 @@ class TorchKernels:
         rows = weight.storage.view(num_rows, -1)[token_ids]
         return Weight(rows.reshape(-1), weight.dtype, (len(token_ids), hidden)).float32()
 
-    def linear(self, x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
+    def linear(self, x: Tensor, weights: Sequence[Weight], norm: RMSNorm | None = None) -> tuple[Tensor, ...]:
+        x = x if norm is None else norm(x)
         return tuple(F.linear(x, weight.float32()) for weight in weights)
 
-    def expert_ffn(self, x: Tensor, slots: Tensor, bank: ExpertBank) -> Tensor:
+    def expert_ffn(self, x: Tensor, slots: Tensor, bank: ExpertBank, norm: RMSNorm | None = None) -> Tensor:
+        x = x if norm is None else norm(x)
         assert x.shape[0] == slots.shape[0]
         matrices = ExpertMatrices.of(bank.parts)
         outputs = x.new_empty(*slots.shape, matrices.hidden_size)
@@ -46,7 +49,10 @@ class TorchKernels:
                 outputs[token, rank] = down.mv(F.silu(gate.mv(row)) * up.mv(row))
         return outputs
 
-    def feed_forward(self, x: Tensor, gate: Weight, up: Weight, down: Weight) -> Tensor:
+    def feed_forward(
+        self, x: Tensor, gate: Weight, up: Weight, down: Weight, norm: RMSNorm | None = None
+    ) -> Tensor:
+        x = x if norm is None else norm(x)
         return F.linear(F.silu(F.linear(x, gate.float32())) * F.linear(x, up.float32()), down.float32())
 
     def close(self) -> None:
