@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import gguf
@@ -13,11 +11,12 @@ import pytest
 import torch
 
 from lmpack.dtype import dtype_nbytes
-from lmpack.errors import UnsupportedError, UsageError
+from lmpack.errors import UnsupportedError
 from lmpack.layer_entry import ExpertPart
 from runtime.expert_bank import ExpertBank
 from runtime.kernels.ggml_library import GGML_TYPE_IDS, load_ggml
 from runtime.kernels.kernels import load_kernels
+from runtime.kernels.rms_norm import RMSNorm
 from runtime.kernels.weight import Weight
 
 if TYPE_CHECKING:
@@ -171,6 +170,27 @@ class TestEveryKernel:
         alone = [kernels.linear(x, (matrix,))[0].clone() for matrix in matrices]
         assert [tuple(product.shape) for product in together] == [(3, 64), (3, 32), (3, 7)]
         assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
+
+    @pytest.mark.parametrize("n", [1, 7])
+    def test_a_norm_comes_before_the_products(self, kernels: Kernels, n: int) -> None:
+        norm = RMSNorm(inputs(HIDDEN, seed=9), 1e-3)
+        x = inputs(n, HIDDEN)
+        wide = x.double()
+        normalised = (
+            wide / (wide.square().mean(-1, keepdim=True) + 1e-3).sqrt() * norm.weight.double()
+        ).numpy()
+        matrix = weight("F32", 64, HIDDEN)
+        assert error(kernels.linear(x, (matrix,), norm)[0], normalised @ exact(matrix).T) < TORCH_TOLERANCE
+        gate, up = weight("F32", INNER, HIDDEN, seed=3), weight("F32", INNER, HIDDEN, seed=4)
+        down = weight("F32", HIDDEN, INNER, seed=5)
+        oracle = swiglu(normalised, exact(gate), exact(up), exact(down))
+        assert error(kernels.feed_forward(x, gate, up, down, norm), oracle) < TORCH_TOLERANCE
+        bank, experts = bank_of(dict.fromkeys(("gate", "up", "down"), "F32"), ("gate", "up", "down"))
+        slots = random_slots(n, 2)
+        outputs = kernels.expert_ffn(x, slots, bank, norm)
+        for token, rank in ((0, 0), (n - 1, 1)):
+            oracle = swiglu(normalised[token], *map(exact, experts[int(slots[token, rank])]))
+            assert error(outputs[token, rank], oracle) < TORCH_TOLERANCE
 
     def test_embed_gives_the_rows_of_the_table(self, kernels: Kernels, dtype: str) -> None:
         table = weight(dtype, 50, HIDDEN)
@@ -363,46 +383,3 @@ class TestGGMLKernels:
         for linear, expert_ffn in results[1:]:
             assert torch.equal(linear, results[0][0])
             assert torch.equal(expert_ffn, results[0][1])
-
-
-class TestLoadKernels:
-    def test_auto_is_ggml_where_its_library_loads(self) -> None:
-        kernels = load_kernels("auto", num_threads=1)
-        assert kernels.name == "ggml"
-        kernels.close()
-
-    def test_an_unknown_name_is_a_usage_error(self) -> None:
-        with pytest.raises(UsageError, match="auto, torch or ggml"):
-            load_kernels("cuda", num_threads=1)
-
-    @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in /proc")
-    def test_close_ends_ggmls_threads(self) -> None:
-        def num_threads() -> int:
-            return sum(1 for _ in Path("/proc/self/task").iterdir())
-
-        before = num_threads()
-        kernels = load_kernels("ggml", num_threads=4)
-        assert num_threads() == before + 3
-        kernels.close()
-        kernels.close()
-        assert num_threads() == before
-
-    def test_two_ggml_kernels_in_two_threads_do_not_share_results(self) -> None:
-        matrix = weight("Q4_K", 256, HIDDEN)
-        x = [inputs(1, HIDDEN, seed=seed) for seed in range(2)]
-        wrong: list[int] = []
-
-        def work(number: int) -> None:
-            kernels = load_kernels("ggml", num_threads=2)
-            (expected,) = (product.clone() for product in kernels.linear(x[number], (matrix,)))
-            for _ in range(50):
-                if not torch.equal(kernels.linear(x[number], (matrix,))[0], expected):
-                    wrong.append(number)
-            kernels.close()
-
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not wrong
