@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from lmpack.cli.engine_options import EngineOptions, engine_options
-from lmpack.cli.run import stream_answer
+from lmpack.cli.run import echo_text, stream_answer
 from lmpack.cli.sampling_options import sampling_options, sampling_params
 
 
@@ -33,14 +33,13 @@ def command(
     params = sampling_params(sampling)
     messages = [{"role": "system", "content": system}] if system else []
     with engine_options.load(pack) as engine:
-        from runtime.chat_template import render_chat
+        from runtime.chat_template import encode_chat
 
         kv = engine.new_kv()
         while line := _read_turn():
             messages.append({"role": "user", "content": line})
-            prompt = render_chat(engine.tokenizer, messages)
-            prompt_ids = engine.tokenizer.encode(prompt, add_special=False, parse_special=True)
-            _, answer = stream_answer(engine, prompt_ids, params, _echo, kv)
+            prompt_ids = encode_chat(engine.tokenizer, messages)
+            _, answer = stream_answer(engine, prompt_ids, params, echo_text, kv)
             messages.append({"role": "assistant", "content": answer})
             click.echo()
         if stats:
@@ -53,8 +52,3 @@ def _read_turn() -> str:
         click.echo("> ", nl=False, err=True)
     line = sys.stdin.readline().strip()
     return "" if line == "/exit" else line
-
-
-def _echo(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

@@ -71,13 +71,12 @@ def command(
     text = _prompt_text(prompt, file)
     with engine_options.load(pack) as engine:
         if chat:
-            from runtime.chat_template import render_chat
+            from runtime.chat_template import encode_chat
 
-            text = render_chat(engine.tokenizer, [{"role": "user", "content": text}])
-        prompt_ids = engine.tokenizer.encode(
-            text, add_special=not no_bos and not chat, parse_special=parse_special or chat
-        )
-        generated, answer = stream_answer(engine, prompt_ids, params, _no_echo if as_json else _echo)
+            prompt_ids = encode_chat(engine.tokenizer, [{"role": "user", "content": text}])
+        else:
+            prompt_ids = engine.tokenizer.encode(text, add_special=not no_bos, parse_special=parse_special)
+        generated, answer = stream_answer(engine, prompt_ids, params, _no_echo if as_json else echo_text)
         if as_json:
             print_json(_document(engine, prompt_ids, generated, answer))
         else:
@@ -109,7 +108,8 @@ def stream_answer(
     return generated, "".join(pieces)
 
 
-def _echo(text: str) -> None:
+def echo_text(text: str) -> None:
+    """Write to stdout at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
