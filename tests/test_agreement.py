@@ -136,7 +136,7 @@ def test_every_family_gives_llamacpp_probabilities(models_dir: Path, tmp_path: P
 def test_the_two_references_agree_with_each_other(
     models_dir: Path, tmp_path: Path, token_ids: list[int]
 ) -> None:
-    window = token_ids[:WINDOW]
+    window = token_ids[-WINDOW:]  # a story, where nothing is nearly tied
     with LlamaCppOracle(write_tiny_gguf(models_dir / "tiny", "BF16", tmp_path / "bf16.gguf")) as oracle:
         candidates = oracle.teacher_forced(window, 512)
     found = Agreement.of_candidates(candidates, TransformersOracle(models_dir / "tiny" / "hf").logits(window))
