@@ -120,7 +120,13 @@ def test_what_the_operating_system_refuses_is_one_line_too(
 
 def test_ctrl_c_ends_with_exit_code_130_and_no_traceback() -> None:
     with subprocess.Popen(
-        [*LMPACK, "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*LMPACK, "demo"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # a shell's background job ignores it
     ) as process:
         assert process.stdout is not None
         while "[1/" not in process.stdout.readline():
