@@ -1,10 +1,10 @@
-"""Print how far our numbers agree with llama.cpp's and transformers', as one table.
+"""Print how far our numbers agree with llama.cpp's and transformers', as one table a section.
 
-    python -m benchmarks.agreement                        (two minutes)
-    python -m benchmarks.agreement --positions 256 --prompts 8 --perplexity-chunks 4
+    python -m benchmarks.agreement                        (three minutes)
+    python -m benchmarks.agreement --sections gguf --positions 256 --prompts 8
 
 The trained tiny model as GGUF in three types and as safetensors, and the tiny models of every family that runs.
-What the columns mean is in tests/agreement.py; benchmarks/README.md says what is to be expected.
+What the columns mean is in benchmarks/README.md, and why in tests/agreement.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,23 +25,70 @@ from tests.agreement import Agreement
 from tests.engine_answers import score_windows, split_windows
 from tests.family_agreement import compare_with_hf, compare_with_stored_llamacpp
 from tests.family_reference import RUNNABLE, load_hf_answers
-from tests.gguf_agreement import compare_with_llamacpp
+from tests.gguf_agreement import GgufAgreement, Task, ask_llamacpp, compare_with_llamacpp
 from tests.llamacpp_oracle import LlamaCppOracle
 from tests.tiny_ggufs import write_tiny_gguf
 from tests.transformers_oracle import TransformersOracle
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 REPOSITORY = Path(__file__).parents[1]
 LLAMACPP_PERPLEXITY = {"BF16": 12.779, "Q8_0": 12.774, "Q4_K_M": 12.814}  # llama-perplexity, 512 context
-PERPLEXITY_CONTEXT = 512
+PERPLEXITY_CONTEXT = 512  # tokens
 WINDOW = 256  # tokens
 PROMPT_LENGTH = 64  # tokens; longer ones are cut
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The flags, and a folder for what is made on the way."""
+
+    arguments: argparse.Namespace
+    folder: Path
+
+    @property
+    def tiny(self) -> Path:
+        """The trained model's folder."""
+        path: Path = self.arguments.models / "tiny"
+        return path
+
+    def heldout(self) -> str:
+        """Text that the trained model has not seen."""
+        return (self.tiny / "heldout.txt").read_bytes().decode("utf-8")
+
+    def tiny_gguf(self, dtype: str) -> Path:
+        """The trained model as GGUF, written when asked for first."""
+        if dtype == "Q4_K_M":
+            return self.tiny / "tiny-Q4_K_M.gguf"
+        path = self.folder / f"tiny-{dtype}.gguf"
+        return path if path.exists() else write_tiny_gguf(self.tiny, dtype, path)
+
+    def pack(self, source: Path) -> Path:
+        """The source as a pack, converted when asked for first."""
+        path = self.folder / f"{source.parent.name}-{source.name}.lmpack"
+        return path if path.exists() else convert(source, path).path
+
+    def load(self, pack: Path) -> Engine:
+        """The engine with the flags' threads and kernels."""
+        return Engine.load(
+            pack,
+            context_length=PERPLEXITY_CONTEXT,
+            num_threads=self.arguments.threads,
+            kernels=self.arguments.kernels,
+        )
 
 
 def main() -> None:
     """Parse the flags, measure, print each section as it is done."""
+    sections = {
+        "gguf": compare_ggufs,
+        "perplexity": compare_perplexity,
+        "safetensors": compare_safetensors,
+        "families": compare_families,
+    }
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -49,91 +96,96 @@ def main() -> None:
     parser.add_argument("--positions", type=int, default=1024, help="teacher-forced positions per model")
     parser.add_argument("--prompts", type=int, default=32, help="prompts that are continued greedily")
     parser.add_argument("--tokens", type=int, default=48, help="tokens of each continuation")
-    parser.add_argument(
-        "--perplexity-chunks",
-        type=int,
-        help="default: the whole text; else llama.cpp scores as many here and now",
-    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--kernels", default="auto", choices=("auto", "ggml", "torch"))
-    parser.add_argument(
-        "--sections", default="gguf,safetensors,families", help="which of the three to measure"
-    )
+    parser.add_argument("--sections", nargs="+", default=list(sections), choices=list(sections))
     parser.add_argument("--json", action="store_true", help="one JSON document instead of tables")
     arguments = parser.parse_args()
-    sections = {"gguf": _gguf, "safetensors": _safetensors, "families": _families}
-    report: dict[str, Any] = {}
+    report: dict[str, Rows] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in arguments.sections.split(","):
-            rows = sections[name](arguments, Path(folder))
-            report[name] = rows
+        for name in arguments.sections:
+            report[name] = sections[name](Bench(arguments, Path(folder)))
             if not arguments.json:
-                _print_table(rows)
+                print_table(report[name])
     if arguments.json:
         print(json.dumps(report, indent=1))
 
 
-def _gguf(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+def compare_ggufs(bench: Bench) -> Rows:
     """The trained model's three GGUFs against llama.cpp."""
-    tiny = arguments.models / "tiny"
     rows = []
-    for dtype, published in LLAMACPP_PERPLEXITY.items():
-        gguf, pack = _tiny_gguf(tiny, dtype, folder), folder / f"{dtype}.lmpack"
-        convert(gguf, pack)
+    for dtype in LLAMACPP_PERPLEXITY:
+        gguf = bench.tiny_gguf(dtype)
         with LlamaCppOracle(gguf) as oracle:
-            token_ids = oracle.tokenize(_heldout(tiny))
-            if arguments.perplexity_chunks is not None:  # what was published is for the whole text
-                published = oracle.perplexity(token_ids, PERPLEXITY_CONTEXT, arguments.perplexity_chunks)
+            windows = split_windows(oracle.tokenize(bench.heldout()), bench.arguments.positions, WINDOW)
             prompts = [
                 oracle.tokenize(prompt, parse_special=True)[:PROMPT_LENGTH]
-                for prompt in _prompts(tiny / "prompts", arguments.prompts)
+                for prompt in _prompts(bench.tiny / "prompts", bench.arguments.prompts)
             ]
-        found = compare_with_llamacpp(
-            gguf,
-            pack,
-            split_windows(token_ids, arguments.positions, WINDOW),
-            prompts,
-            num_tokens=arguments.tokens,
-            num_threads=arguments.threads,
-            kernels=arguments.kernels,
-        )
-        with _load(arguments, pack) as engine:
-            perplexity = measure_perplexity(
-                engine,
-                engine.tokenizer.encode(_heldout(tiny)),
-                PERPLEXITY_CONTEXT,
-                num_chunks=arguments.perplexity_chunks,
-            ).perplexity
-            kernels = engine.kernels.name
-        rows.append(
-            {
-                "GGUF against llama.cpp": dtype,
-                "kernels": kernels,
-                **_describe(found.text),
-                "continuations": found.num_prompts,
-                "identical": found.num_identical,
-                "near ties": found.num_near_ties,
-                "largest gap": max((parting.gap for parting in found.partings), default=0.0),
-                "perplexity": perplexity,
-                "llama.cpp's": published,
-                "difference %": (perplexity / published - 1) * 100,
-            }
-        )
+        task = Task(windows, prompts, num_tokens=bench.arguments.tokens)
+        for compared, kv_dtype, found in _compare_gguf(bench, gguf, task):
+            rows.append(
+                {
+                    "GGUF": dtype,
+                    "compared with llama.cpp": compared,
+                    "KV": kv_dtype,
+                    **_describe(found.text),
+                    "prompts": found.num_prompts,
+                    "identical": found.num_identical,
+                    "near ties": found.num_near_ties,
+                    "largest gap": _largest_gap(found),
+                }
+            )
     return rows
 
 
-def _safetensors(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+def _compare_gguf(bench: Bench, gguf: Path, task: Task) -> Iterator[tuple[str, str, GgufAgreement]]:
+    """Ours over both kinds of KV cache, and llama.cpp with another attention, to see what rounding alone does."""
+    threads, kernels, pack = bench.arguments.threads, bench.arguments.kernels, bench.pack(gguf)
+    for kv_dtype in ("f32", "f16"):
+        reference = ask_llamacpp(gguf, task, kv_dtype=kv_dtype, num_threads=threads)
+        yield (
+            "lmpack",
+            kv_dtype,
+            compare_with_llamacpp(
+                reference, pack, task, kv_dtype=kv_dtype, num_threads=threads, kernels=kernels
+            ),
+        )
+    flash = ask_llamacpp(gguf, task, kv_dtype="f16", num_threads=threads, flash_attention=True)
+    yield (
+        "itself, flash attention",
+        "f16",
+        GgufAgreement.of(reference, flash.as_logits(), flash.token_ids()),
+    )
+
+
+def compare_perplexity(bench: Bench) -> Rows:
+    """The trained model's three GGUFs on the held-out text, next to llama.cpp's figures."""
+    rows = []
+    for dtype, expected in LLAMACPP_PERPLEXITY.items():
+        with bench.load(bench.pack(bench.tiny_gguf(dtype))) as engine:
+            token_ids = engine.tokenizer.encode(bench.heldout())
+            found = measure_perplexity(engine, token_ids, PERPLEXITY_CONTEXT).perplexity
+            rows.append(
+                {
+                    "GGUF": dtype,
+                    "kernels": engine.kernels.name,
+                    "perplexity": found,
+                    "llama.cpp's": expected,
+                    "difference %": (found / expected - 1) * 100,
+                }
+            )
+    return rows
+
+
+def compare_safetensors(bench: Bench) -> Rows:
     """The trained model's safetensors against transformers, and against its own BF16 GGUF."""
-    tiny = arguments.models / "tiny"
-    pack, gguf_pack = folder / "hf.lmpack", folder / "bf16-again.lmpack"
-    convert(tiny / "hf", pack)
-    convert(_tiny_gguf(tiny, "BF16", folder), gguf_pack)
-    with _load(arguments, pack) as engine:
-        windows = split_windows(engine.tokenizer.encode(_heldout(tiny)), arguments.positions, WINDOW)
+    with bench.load(bench.pack(bench.tiny / "hf")) as engine:
+        windows = split_windows(engine.tokenizer.encode(bench.heldout()), bench.arguments.positions, WINDOW)
         logits, kernels = score_windows(engine, windows), engine.kernels.name
-    with _load(arguments, gguf_pack) as engine:
+    with bench.load(bench.pack(bench.tiny_gguf("BF16"))) as engine:
         gguf_logits = score_windows(engine, windows)
-    oracle = TransformersOracle(tiny / "hf")
+    oracle = TransformersOracle(bench.tiny / "hf")
     expected = np.concatenate([oracle.logits(window) for window in windows])
     return [
         {
@@ -146,79 +198,70 @@ def _safetensors(arguments: argparse.Namespace, folder: Path) -> list[dict[str, 
     ]
 
 
-def _families(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+def compare_families(bench: Bench) -> Rows:
     """Each family's tiny model against the stored answers and against llama.cpp itself."""
-    rows = []
+    rows: Rows = []
     for family in RUNNABLE:
-        source = arguments.models / "families" / family
-        sequences = [answer.token_ids for answer in load_hf_answers(source)]
-        pack = folder / f"{family}-hf.lmpack"
-        convert(source / "hf", pack)
+        source = bench.arguments.models / "families" / family
         for kernels in ("torch", "ggml"):
-            found = compare_with_hf(source, pack, kernels=kernels)
+            hf = compare_with_hf(source, bench.pack(source / "hf"), kernels=kernels)
+            identical = f"{hf.num_greedy_identical}/{hf.num_greedy}"
             rows.append(
-                {
-                    "family": family,
-                    "source": "safetensors",
-                    "kernels": kernels,
-                    "against": "transformers float32",
-                    **_describe(found.text),
-                    "experts": found.experts,
-                    "identical": f"{found.num_greedy_identical}/{found.num_greedy}",
-                    "largest gap": None,
-                }
-            )
-        for gguf in sorted(source.glob("*.gguf")):
-            dtype = gguf.stem.removeprefix(f"{family}-")
-            pack = folder / f"{gguf.stem}.lmpack"
-            convert(gguf, pack)
-            live = compare_with_llamacpp(
-                gguf,
-                pack,
-                sequences,
-                sequences,
-                num_tokens=24,
-                num_candidates=512,
-                kernels=arguments.kernels,
-                kv_dtype="f32",
-            )
-            stored = compare_with_stored_llamacpp(source, pack, dtype, kernels=arguments.kernels)
-            for against, agreement in (("llama.cpp", live.text), ("llama.cpp, stored", stored)):
-                same = f"{live.num_identical}/{live.num_prompts}" if agreement is live.text else None
-                gap = max((parting.gap for parting in live.partings), default=0.0) if same else None
-                rows.append(
-                    {
-                        "family": family,
-                        "source": f"GGUF {dtype}",
-                        "kernels": arguments.kernels,
-                        "against": against,
-                        **_describe(agreement),
-                        "experts": None,
-                        "identical": same,
-                        "largest gap": gap,
-                    }
+                _family_row(
+                    family, "safetensors", kernels, "transformers float32", hf.text, hf.experts, identical
                 )
+            )
+        sequences = [answer.token_ids for answer in load_hf_answers(source)]
+        task = Task(sequences, sequences, num_tokens=24)
+        kernels = bench.arguments.kernels
+        for gguf in sorted(source.glob("*.gguf")):
+            pack, dtype = bench.pack(gguf), gguf.stem.removeprefix(f"{family}-")
+            reference = ask_llamacpp(gguf, task, kv_dtype="f32")
+            live = compare_with_llamacpp(reference, pack, task, kv_dtype="f32", kernels=kernels)
+            stored = compare_with_stored_llamacpp(source, pack, dtype, kernels=kernels)
+            identical, gap = f"{live.num_identical}/{live.num_prompts}", _largest_gap(live)
+            name = f"GGUF {dtype}"
+            rows += [
+                _family_row(family, name, kernels, "llama.cpp, f32 KV", live.text, None, identical, gap),
+                _family_row(family, name, kernels, "llama.cpp, stored, f16 KV", stored),
+            ]
     return rows
 
 
-def _load(arguments: argparse.Namespace, pack: Path) -> Engine:
-    return Engine.load(
-        pack,
-        context_length=PERPLEXITY_CONTEXT,
-        num_threads=arguments.threads,
-        kernels=arguments.kernels,
-    )
+def _family_row(
+    family: str,
+    source: str,
+    kernels: str,
+    against: str,
+    agreement: Agreement,
+    experts: float | None = None,
+    identical: str | None = None,
+    gap: float | None = None,
+) -> dict[str, Any]:
+    return {
+        "family": family,
+        "source": source,
+        "kernels": kernels,
+        "against": against,
+        **_describe(agreement),
+        "same experts": experts,
+        "identical": identical,
+        "largest gap": gap,
+    }
 
 
-def _tiny_gguf(tiny: Path, dtype: str, folder: Path) -> Path:
-    if dtype == "Q4_K_M":
-        return tiny / "tiny-Q4_K_M.gguf"
-    path = folder / f"tiny-{dtype}.gguf"
-    return path if path.exists() else write_tiny_gguf(tiny, dtype, path)
+def _describe(agreement: Agreement) -> dict[str, Any]:
+    """The columns that most sections have."""
+    return {
+        "positions": agreement.num_positions,
+        "top-1": agreement.top1,
+        "mean KL": agreement.mean_kl,
+        "max KL": agreement.max_kl,
+    }
 
 
-def _heldout(tiny: Path) -> str:
-    return (tiny / "heldout.txt").read_bytes().decode("utf-8")
+def _largest_gap(found: GgufAgreement) -> float:
+    return max((parting.gap for parting in found.partings), default=0.0)
 
 
 def _prompts(folder: Path, count: int) -> list[str]:
@@ -228,19 +271,8 @@ def _prompts(folder: Path, count: int) -> list[str]:
     return [json.loads(line)["prompt"] for line in lines[:count]]
 
 
-def _describe(agreement: Agreement) -> dict[str, Any]:
-    """The columns that every section has."""
-    values = asdict(agreement)
-    return {
-        "positions": values["num_positions"],
-        "top-1": values["top1"],
-        "mean KL": values["mean_kl"],
-        "max KL": values["max_kl"],
-    }
-
-
-def _print_table(rows: Sequence[dict[str, Any]]) -> None:
-    """One Markdown table."""
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
+    """One Markdown table, a column per key."""
     cells = [list(rows[0]), *([_format(value) for value in row.values()] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     cells.insert(1, ["-" * width for width in widths])
@@ -252,7 +284,9 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
 def _format(value: object) -> str:
     if value is None:
         return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.2e}" if 0 < abs(value) < 1e-3 else f"{value:.4f}"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from tests.agreement import Agreement
 from tests.engine_answers import score_windows, split_windows
 from tests.family_agreement import compare_with_hf, compare_with_stored_llamacpp
 from tests.family_reference import RUNNABLE, load_hf_answers
-from tests.gguf_agreement import compare_with_llamacpp
+from tests.gguf_agreement import Task, ask_llamacpp, compare_with_llamacpp
 from tests.llamacpp_oracle import LlamaCppOracle
 from tests.tiny_ggufs import write_tiny_gguf
 from tests.transformers_oracle import TransformersOracle
@@ -63,9 +63,9 @@ def test_a_gguf_predicts_and_continues_text_as_in_llamacpp(
     tiny_gguf: Path, tiny_pack: Path, token_ids: list[int]
 ) -> None:
     prompts = [window[:24] for window in split_windows(token_ids, 4 * WINDOW, WINDOW)]
-    found = compare_with_llamacpp(
-        tiny_gguf, tiny_pack, split_windows(token_ids, 2 * WINDOW, WINDOW), prompts, num_tokens=24
-    )
+    task = Task(split_windows(token_ids, 2 * WINDOW, WINDOW), prompts, num_tokens=24)
+    reference = ask_llamacpp(tiny_gguf, task, kv_dtype="f32")
+    found = compare_with_llamacpp(reference, tiny_pack, task, kv_dtype="f32")
     assert found.text.top1 >= 0.98
     assert found.text.mean_kl <= 0.01
     assert all(parting.is_near_tie for parting in found.partings), found.partings
@@ -124,9 +124,8 @@ def test_every_family_gives_llamacpp_probabilities(models_dir: Path, tmp_path: P
     gguf = source / f"{family}-bf16.gguf"
     pack = convert(gguf, tmp_path / "bf16.lmpack").path
     sequences = [answer.token_ids for answer in load_hf_answers(source)]
-    found = compare_with_llamacpp(
-        gguf, pack, sequences, sequences[:1], num_tokens=8, num_candidates=512, kv_dtype="f32"
-    )
+    task = Task(sequences, sequences[:1], num_tokens=8)
+    found = compare_with_llamacpp(ask_llamacpp(gguf, task, kv_dtype="f32"), pack, task, kv_dtype="f32")
     assert found.text.top1 >= 0.98
     assert found.text.mean_kl <= 1e-4
     assert all(parting.is_near_tie for parting in found.partings), found.partings

@@ -28,6 +28,7 @@ class TransformersOracle:
     """One checkpoint folder as transformers understands it, its weights widened to float32."""
 
     def __init__(self, folder: Path) -> None:
+        torch.set_num_threads(1)  # more would spin against whatever else runs
         transformers.utils.logging.disable_progress_bar()
         transformers.utils.logging.set_verbosity_error()
         self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(
