@@ -17,6 +17,7 @@ from runtime.activations import activation_nbytes
 from runtime.dense_weights import DenseWeights
 from runtime.expert_cache import ExpertCache
 from runtime.expert_store import open_store
+from runtime.families.registry import find_family
 from runtime.kernels.kernels import load_kernels
 from runtime.kv_cache import KV_DTYPES, KVCache, kv_nbytes
 from runtime.memory_budget import MemoryBudget
@@ -105,6 +106,9 @@ class Engine:
         UnsupportedError for architectures that cannot run, BudgetError naming the smallest budget.
         """
         pack = Pack.open(Path(path))
+        find_family(
+            pack.manifest.architecture
+        )  # the clearest reason why a pack cannot run, so it comes first
         config = ModelConfig.parse(pack.manifest.config)
         context_length = _check_context(context_length, config)
         num_threads = num_threads or len(os.sched_getaffinity(0))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from runtime.engine import Engine
 
+MIN_CONTEXT = 3  # the second half of a chunk must hold a token and the one that follows it
 _LOGIT_ROWS = 64  # logits of this many positions exist at once
 
 
@@ -42,6 +43,8 @@ def measure_perplexity(
     A chunk's first token is replaced by the start token where the model asks for one, as llama.cpp's
     llama-perplexity does. Raises UsageError when the text is shorter than one chunk.
     """
+    if context_length < MIN_CONTEXT:
+        raise UsageError(f"a context of {context_length} tokens scores nothing; use {MIN_CONTEXT} or more")
     available = len(token_ids) // context_length
     if available == 0:
         raise UsageError(

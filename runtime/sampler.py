@@ -72,7 +72,8 @@ class Sampler:
         if params.top_k:
             order = order[: params.top_k]
         kept = _nucleus(logits[order].softmax(-1), params)
-        tempered = (logits[order[:kept]] / params.temperature).softmax(-1)
+        best_first = logits[order[:kept]].double()  # float32 would overflow at the lowest temperatures
+        tempered = ((best_first - best_first[0]) / params.temperature).softmax(-1)
         drawn = torch.multinomial(tempered.cpu(), 1, generator=self.generator)
         return int(order[drawn])
 

@@ -53,3 +53,9 @@ def test_fewer_chunks_can_be_asked_for(engine: Engine, demo_gguf: Path) -> None:
 def test_a_text_shorter_than_a_chunk_is_refused(engine: Engine) -> None:
     with pytest.raises(UsageError, match="less than one chunk of 64"):
         measure_perplexity(engine, list(range(10, 73)), CONTEXT)
+
+
+@pytest.mark.parametrize("context_length", [1, 2])
+def test_a_context_that_scores_nothing_is_refused(engine: Engine, context_length: int) -> None:
+    with pytest.raises(UsageError, match="use 3 or more"):
+        measure_perplexity(engine, list(range(10, 73)), context_length)

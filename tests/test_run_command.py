@@ -67,6 +67,19 @@ def test_chat_remembers_the_turns_and_ends_with_the_input(demo_pack: Path) -> No
     assert "Paris" in second
 
 
+def test_chat_goes_on_after_a_turn_that_does_not_fit(demo_pack: Path) -> None:
+    result = invoke(
+        chat.command, str(demo_pack), "--context", "64", "-n", "24", given=f"{'long ' * 99}\n{QUESTION}\n"
+    )
+    assert result.stdout == f"{ANSWER}\n"
+    assert "do not fit a context of 64" in result.stderr
+
+
+def test_chat_forgets_the_talk_when_told(demo_pack: Path) -> None:
+    result = invoke(chat.command, str(demo_pack), "-n", "24", given=f"Hello\n/clear\n{QUESTION}\n")
+    assert result.stdout.endswith(f"{ANSWER}\n")
+
+
 def test_perplexity_prints_the_number_that_its_json_holds(demo_pack: Path, demo_gguf: Path) -> None:
     heldout = str(demo_gguf.with_name("heldout.txt"))
     options = (str(demo_pack), heldout, "--context", "128", "--chunks", "2")

@@ -42,6 +42,11 @@ def test_a_high_temperature_flattens() -> None:
     assert draws(SamplingParams(temperature=100.0))[3] > 50
 
 
+@pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-6])
+def test_the_lowest_temperatures_take_the_likeliest(temperature: float) -> None:
+    assert draws(SamplingParams(temperature=temperature), 5) == {1: 5}
+
+
 def test_top_k_keeps_the_k_likeliest() -> None:
     assert set(draws(SamplingParams(temperature=1.0, top_k=2))) == {1, 4}
 

@@ -10,6 +10,7 @@ import click
 from lmpack.cli.engine_options import EngineOptions, engine_options
 from lmpack.cli.run import echo_text, stream_answer
 from lmpack.cli.sampling_options import sampling_options, sampling_params
+from lmpack.errors import UsageError
 
 
 @click.command(
@@ -29,7 +30,7 @@ from lmpack.cli.sampling_options import sampling_options, sampling_params
 def command(
     pack: str, system: str | None, stats: bool, sampling: dict[str, Any], engine_options: EngineOptions
 ) -> None:
-    """Talk to the model in PACK, one line a turn; an empty line, Ctrl-D or /exit ends."""
+    """Talk to the model in PACK, one line a turn; /clear forgets the talk, /exit, Ctrl-D or an empty line ends it."""
     params = sampling_params(sampling)
     messages = [{"role": "system", "content": system}] if system else []
     with engine_options.load(pack) as engine:
@@ -37,9 +38,19 @@ def command(
 
         kv = engine.new_kv()
         while line := _read_turn():
+            if line == "/clear":
+                del messages[1 if system else 0 :]
+                continue
             messages.append({"role": "user", "content": line})
-            prompt_ids = encode_chat(engine.tokenizer, messages)
-            _, answer = stream_answer(engine, prompt_ids, params, echo_text, kv)
+            try:
+                prompt_ids = encode_chat(engine.tokenizer, messages)
+                _, answer = stream_answer(engine, prompt_ids, params, echo_text, kv)
+            except UsageError as error:
+                messages.pop()
+                click.echo(
+                    f"{error}; this turn is dropped, say something shorter or /clear the talk", err=True
+                )
+                continue
             messages.append({"role": "assistant", "content": answer})
             click.echo()
         if stats:
@@ -48,6 +59,8 @@ def command(
 
 def _read_turn() -> str:
     """The user's next line, or nothing when they are done."""
+    if sys.stdin is None:  # closed by whoever called us
+        return ""
     if sys.stdin.isatty():
         click.echo("> ", nl=False, err=True)
     line = sys.stdin.readline().strip()
