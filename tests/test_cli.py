@@ -134,6 +134,14 @@ def test_ctrl_c_ends_with_exit_code_130_and_no_traceback() -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", ">&- 2>&-"])
+def test_closed_standard_streams_change_no_verdict(demo_pack: Path, closed: str) -> None:
+    command = shlex.join([*LMPACK, "validate", str(demo_pack)])
+    ended = subprocess.run(f"{command} {closed}", shell=True, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0
+    assert "Traceback" not in ended.stderr
+
+
 def test_a_reader_that_went_away_is_no_error(demo_gguf: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 import shutil
 import struct
@@ -252,3 +253,27 @@ def test_a_model_that_does_not_fit_into_memory_gives_the_same_profile(
     assert document["stats"]["evictions"] > 0
     profile_json(capsys, *arguments, "-o", output)
     assert tight.read_bytes() == output.read_bytes()
+
+
+def test_the_pack_and_the_prompts_are_never_written_over(
+    demo_pack: Path, prompts: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest, asked = (demo_pack / "manifest.json").read_bytes(), prompts.read_bytes()
+    for target, reason in (
+        (demo_pack / "manifest.json", "would damage the pack"),
+        (demo_pack / "experts" / "p", "would damage the pack"),
+        (prompts, "holds the prompts"),
+    ):
+        for flags in (["-o", str(target)], ["-o", str(output), "--trace", str(target)]):
+            assert run(["profile", str(demo_pack), "--prompts", str(prompts), *flags]) == 2
+            assert reason in capsys.readouterr().err
+    assert (demo_pack / "manifest.json").read_bytes() == manifest
+    assert prompts.read_bytes() == asked
+
+
+@pytest.mark.skipif(os.access("/proc/sys", os.W_OK), reason="needs a folder that refuses files")
+def test_a_folder_that_takes_no_files_is_named_before_the_run(
+    demo_pack: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["profile", str(demo_pack), "--prompts", str(prompts), "-o", "/proc/sys/p"]) == 1
+    assert "cannot be written to" in capsys.readouterr().err

@@ -59,8 +59,6 @@ def command(
 
 def _read_turn() -> str:
     """The user's next line, or nothing when they are done."""
-    if sys.stdin is None:  # closed by whoever called us
-        return ""
     if sys.stdin.isatty():
         click.echo("> ", nl=False, err=True)
     line = sys.stdin.readline().strip()

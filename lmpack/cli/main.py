@@ -105,7 +105,15 @@ def main() -> None:
     """The `lmpack` command."""
     # torch's and ggml's idle threads would spin against each other: 50 times slower where another program runs
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    _replace_closed_streams()
     sys.exit(run(sys.argv[1:]))
+
+
+def _replace_closed_streams() -> None:
+    """A caller may close our standard streams; nothing is read from such a one and what it is told is lost."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (open until we exit)
 
 
 def _fail(message: str, exit_code: int) -> int:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import shutil
 import sys
 from dataclasses import asdict
@@ -31,7 +32,7 @@ from lmpack.byte_size import format_nbytes
 from lmpack.cli.engine_options import EngineOptions, engine_options
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import print_json
-from lmpack.errors import LmpackError, UsageError
+from lmpack.errors import LmpackError, StorageError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -117,7 +118,7 @@ def command(
     from profiles.routing_shape import RoutingShape
     from profiles.routing_skew import RoutingSkew
 
-    _check_outputs(output, trace)
+    _check_outputs(output, trace, prompt_file, Path(pack))
     prompt_set = read_prompt_set(prompt_file)
     manifest = Pack.open(Path(pack)).manifest
     recorder = RoutingRecorder(RoutingShape.of_manifest(manifest), keep_trace=trace is not None)
@@ -158,13 +159,24 @@ def command(
             click.echo(f"wrote {path} ({format_nbytes(path.stat().st_size)})")
 
 
-def _check_outputs(output: Path, trace: Path | None) -> None:
-    """Find out before the run, not after it, that a file cannot be written."""
+def _check_outputs(output: Path, trace: Path | None, prompt_file: Path, pack: Path) -> None:
+    """Find out before the run, not after it, that a file cannot or must not be written."""
     if trace is not None and trace.absolute() == output.absolute():
         raise UsageError(f"{trace}: profile and trace need two files")
     for path in (output, trace):
-        if path is not None and not path.absolute().parent.is_dir():
+        if path is None:
+            continue
+        folder = path.resolve().parent
+        if not folder.is_dir():
             raise UsageError(f"{path}: the folder {path.parent} does not exist; make it first")
+        if path.resolve() == prompt_file.resolve():
+            raise UsageError(f"{path}: holds the prompts; write to another file")
+        if pack.resolve() in (folder, *folder.parents) and folder != pack.resolve() / "profiles":
+            raise UsageError(
+                f"{path}: would damage the pack; write outside of it, or into its profiles/ folder"
+            )
+        if not os.access(folder, os.W_OK):
+            raise StorageError(f"{path}: the folder {path.parent} cannot be written to; choose another")
 
 
 def _tokenize(prompt_set: PromptSet, engine: Engine, parse_special: bool) -> list[list[int]]:
