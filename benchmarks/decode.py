@@ -5,7 +5,8 @@
 Each turn is a process of its own, so that one engine's memory is free when the other runs, and the turns
 alternate, so that a busy or throttled machine slows both. llama.cpp is the prebuilt `xllamacpp` wheel with its own
 defaults (flash attention, weights repacked for the CPU). Both evaluate the same random prompt twice: once to bring
-the model into memory, once measured; then both decode greedily after it.
+the model into memory, once measured; then both decode greedily after it. What other programs took of the processors
+meanwhile is printed: with two busy threads waiting for each other, a few percent are enough to spoil a turn.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
+import resource
 import statistics
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,6 +65,7 @@ class Turn:
     engine: str  # with what it used
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
+    others: float = 0.0  # share of the processors that other programs used
 
 
 def run_lmpack(load: Load) -> Turn:
@@ -107,8 +111,26 @@ def run_llamacpp(load: Load) -> Turn:
 
 def in_a_process(run: Callable[[Load], Turn], load: Load) -> Turn:
     """Run it in a fresh process, which gives all its memory back."""
+    started, busy_s, own_s = time.perf_counter(), _busy_s(), _own_s()
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(run, load).result()
+        turn = pool.submit(run, load).result()
+    available_s = (time.perf_counter() - started) * (os.cpu_count() or 1)
+    others_s = (_busy_s() - busy_s) - (_own_s() - own_s)
+    return replace(turn, others=max(others_s, 0.0) / available_s)
+
+
+def _busy_s() -> float:
+    """Seconds that all processors together have been busy since the machine started."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(
+        int, Path("/proc/stat").read_text("ascii").split("\n", 1)[0].split()[1:9]
+    )
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_s() -> float:
+    """Seconds that this process and its finished children have used."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def main() -> None:
@@ -156,7 +178,9 @@ def main() -> None:
         print(f"| {turn.engine:24} | {turn.prefill_tokens_per_s:13.2f} | {turn.decode_tokens_per_s:12.2f} |")
     ratio = _ratio(ours, theirs)
     print(f"| {'ratio':24} | {ratio['prefill']:13.2f} | {ratio['decode']:12.2f} |")
-    print("\ndecode, turn by turn: " + ", ".join(f"{turn.decode_tokens_per_s:.2f}" for turn in turns))
+    print("\nturn by turn: decode tokens/s (processors used by others)")
+    for turn in turns:
+        print(f"  {turn.engine:24} {turn.decode_tokens_per_s:8.2f} ({turn.others:.0%})")
 
 
 def _convert(gguf: Path, folder: Path) -> Path:
