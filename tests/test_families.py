@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from converters.conversion import convert
+from lmpack.errors import UnsupportedError
 from runtime.engine import Engine
 from runtime.sampler import SamplingParams
 
@@ -83,3 +84,13 @@ def test_ggml_kernels_are_as_close_to_llamacpp_as_bf16_allows(family: tuple[Path
 def _mean_difference(logprobs: torch.Tensor, top: Sequence[tuple[int, float]]) -> float:
     ids, expected = zip(*top, strict=True)
     return float((logprobs[list(ids)] - torch.tensor(expected)).abs().mean())
+
+
+@pytest.mark.parametrize("name", ["kimi_linear", "nemotron_h", "gpt_oss", "qwen4_exp"])
+def test_a_family_that_cannot_run_is_refused_by_its_architecture(
+    models_dir: Path, tmp_path: Path, name: str
+) -> None:
+    pack = tmp_path / "m.lmpack"
+    convert(models_dir / "families" / name / f"{name}-bf16.gguf", pack)
+    with pytest.raises(UnsupportedError, match="can be packed but not run yet"):
+        Engine.load(pack)
