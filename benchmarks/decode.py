@@ -2,11 +2,11 @@
 
     python -m benchmarks.decode --model qwen3moe-8g.gguf --pack qwen3moe-8g.lmpack --threads 2
 
-Each turn is a process of its own, so that one engine's memory is free when the other runs, and the turns
-alternate, so that a busy or throttled machine slows both. llama.cpp is the prebuilt `xllamacpp` wheel with its own
-defaults (flash attention, weights repacked for the CPU). Both evaluate the same random prompt twice: once to bring
-the model into memory, once measured; then both decode greedily after it. What other programs took of the processors
-meanwhile is printed: with two busy threads waiting for each other, a few percent are enough to spoil a turn.
+Each turn is a process of its own, so that one engine's memory is free when the other runs, and the turns alternate, so
+that a busy or throttled machine slows both. llama.cpp is the prebuilt `xllamacpp` wheel with its own defaults (flash
+attention, weights repacked for the CPU). Both do the same twice, a random prompt and greedy decoding after it: once to
+bring into memory what it needs, once measured. What other programs took of the processors meanwhile is printed: with
+busy threads waiting for each other, a few percent are enough to spoil a turn.
 """
 
 from __future__ import annotations
@@ -81,16 +81,19 @@ def run_lmpack(load: Load) -> Turn:
         context_length=load.context_length,
     ) as engine:
         prompt_ids = load.prompt_ids(engine.config.vocab_size)
-        engine.forward(prompt_ids, engine.new_kv())
+        params = SamplingParams(max_tokens=load.num_tokens, ignore_eos=True)
+        sum(1 for _ in engine.generate(prompt_ids, params))
+        misses = engine.cache.misses
         started = time.perf_counter()
-        tokens = engine.generate(prompt_ids, SamplingParams(max_tokens=load.num_tokens, ignore_eos=True))
+        tokens = engine.generate(prompt_ids, params)
         next(tokens)
         prefilled = time.perf_counter()
         num_steps = sum(1 for _ in tokens)
         finished = time.perf_counter()
         stats = engine.stats()
+        misses = engine.cache.misses - misses
         return Turn(
-            f"lmpack ({stats.kernels}, {stats.store})",
+            f"lmpack ({stats.kernels}, {stats.store}{f', {misses} misses' if misses else ''})",
             len(prompt_ids) / (prefilled - started),
             num_steps / (finished - prefilled),
         )
@@ -104,7 +107,7 @@ def run_llamacpp(load: Load) -> Turn:
         load.gguf, context_length=load.context_length, num_threads=load.num_threads, flash_attention=True
     ) as oracle:
         prompt_ids = load.prompt_ids(oracle.vocab_size)
-        oracle.next_token(prompt_ids, 1)
+        oracle.speed(prompt_ids, load.num_tokens)
         speed = oracle.speed(prompt_ids, load.num_tokens)
         return Turn("llama.cpp (xllamacpp)", speed.prefill_tokens_per_s, speed.decode_tokens_per_s)
 
