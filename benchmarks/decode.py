@@ -44,6 +44,7 @@ class Load:
     num_threads: int
     ram_nbytes: int | None
     io: str
+    repack: bool
     seed: int
 
     @property
@@ -104,12 +105,17 @@ def run_llamacpp(load: Load) -> Turn:
     from tests.llamacpp_oracle import LlamaCppOracle
 
     with LlamaCppOracle(
-        load.gguf, context_length=load.context_length, num_threads=load.num_threads, flash_attention=True
+        load.gguf,
+        context_length=load.context_length,
+        num_threads=load.num_threads,
+        flash_attention=True,
+        repack=load.repack,
     ) as oracle:
         prompt_ids = load.prompt_ids(oracle.vocab_size)
         oracle.speed(prompt_ids, load.num_tokens)
         speed = oracle.speed(prompt_ids, load.num_tokens)
-        return Turn("llama.cpp (xllamacpp)", speed.prefill_tokens_per_s, speed.decode_tokens_per_s)
+        name = "llama.cpp" if load.repack else "llama.cpp, no repacking"
+        return Turn(name, speed.prefill_tokens_per_s, speed.decode_tokens_per_s)
 
 
 def in_a_process(run: Callable[[Load], Turn], load: Load) -> Turn:
@@ -149,6 +155,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--ram", type=int, help="lmpack's budget in bytes; default: what is free")
     parser.add_argument("--io", default="auto", choices=("auto", "mmap", "direct"))
+    parser.add_argument(
+        "--no-repack", action="store_true", help="llama.cpp reads weights as they lie in the file, as we do"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     arguments = parser.parse_args()
@@ -161,6 +170,7 @@ def main() -> None:
             arguments.threads,
             arguments.ram,
             arguments.io,
+            not arguments.no_repack,
             arguments.seed,
         )
         turns = [
