@@ -73,7 +73,7 @@ class Attention:
 def attend(q: Tensor, keys: Tensor, values: Tensor, sliding_window: int | None) -> Tensor:
     """Causal attention of the last n positions over all of them.
 
-    q float32 [n, heads, head_dim]; keys, values float16 [kv_heads, num_tokens, head_dim], the last n of them
+    q float32 [n, heads, head_dim]; keys, values in the cache's dtype [kv_heads, num_tokens, head_dim], the last n of them
     the queries' own -> float32 [n, heads * head_dim].
     """
     n, num_heads, head_dim = q.shape

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lmpack.errors import PackError, StorageError, UnsupportedError
+from lmpack.manifest import SHARED_FILE
 from runtime.kernels.weight import Weight
 
 if TYPE_CHECKING:
@@ -18,25 +19,19 @@ _READ_NBYTES = 16 << 20
 
 
 class DenseWeights:
-    """Looks tensors up by canonical name and owns their bytes, which no expert read can evict."""
+    """Reads tensors by canonical name, anew at each call, into memory that no expert read can evict."""
 
     def __init__(self, pack: Pack, device: torch.device) -> None:
         self.pack = pack
         self.device = device
-        self.nbytes = 0
-        self._infos = {info.name: info for info in pack.manifest.shared}
-        self._weights: dict[str, Weight] = {}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._infos
+        return self.pack.manifest.has_tensor(name)
 
     def matrix(self, name: str) -> Weight:
         """A tensor in its stored blocks as [out_features, in_features]; a vector becomes one row."""
-        if name not in self._weights:
-            info = self._info(name)
-            storage = self._read(info).to(self.device)
-            self._weights[name] = Weight(storage, info.dtype, _matrix_shape(info))
-        return self._weights[name]
+        info = self._info(name)
+        return Weight(self._read(info).to(self.device), info.dtype, _matrix_shape(info))
 
     def optional_matrix(self, name: str) -> Weight | None:
         return self.matrix(name) if name in self else None
@@ -56,15 +51,15 @@ class DenseWeights:
         return self.vector(name) if name in self else None
 
     def _info(self, name: str) -> TensorInfo:
-        if name not in self._infos:
+        if name not in self:
             raise PackError(f"{self.pack.path}: tensor {name} is missing; this architecture needs it")
-        return self._infos[name]
+        return self.pack.manifest.tensor(name)
 
     def _read(self, info: TensorInfo) -> torch.Tensor:
         """The tensor's bytes, past the page cache where the system lets us drop them again."""
         storage = torch.empty(info.nbytes, dtype=torch.uint8)
         target = storage.numpy().data
-        path = self.pack.path / "shared.bin"
+        path = self.pack.path / SHARED_FILE
         with path.open("rb", buffering=0) as file:
             file.seek(info.offset)
             done = 0
@@ -76,7 +71,6 @@ class DenseWeights:
                     )
                 done += got
             os.posix_fadvise(file.fileno(), info.offset, info.nbytes, os.POSIX_FADV_DONTNEED)
-        self.nbytes += info.nbytes
         return storage
 
 

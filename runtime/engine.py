@@ -106,9 +106,8 @@ class Engine:
         UnsupportedError for architectures that cannot run, BudgetError naming the smallest budget.
         """
         pack = Pack.open(Path(path))
-        find_family(
-            pack.manifest.architecture
-        )  # the clearest reason why a pack cannot run, so it comes first
+        # Before all else: an unknown architecture is the clearest reason why a pack cannot run.
+        family = find_family(pack.manifest.architecture)
         config = ModelConfig.parse(pack.manifest.config)
         context_length = _check_context(context_length, config)
         num_threads = num_threads or len(os.sched_getaffinity(0))
@@ -124,7 +123,7 @@ class Engine:
         weights = DenseWeights(pack, torch_device)
         loaded_kernels = load_kernels(kernels, num_threads=num_threads)
         cache = ExpertCache(open_store(io, pack, budget), budget)
-        model = Model(pack.manifest, config, weights, cache, loaded_kernels, recorder, context_length)
+        model = Model(pack.manifest, family, config, weights, cache, loaded_kernels, recorder, context_length)
         tokenizer = load_tokenizer(pack)
         return cls(
             pack=pack,

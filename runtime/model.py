@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from runtime.attention import Attention, AttentionWeights
-from runtime.families.registry import find_family
 from runtime.kernels.rms_norm import RMSNorm
 from runtime.moe import MoE, SharedExpert, SwiGLU
 from runtime.rope import Rope
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from profiles.routing_recorder import RoutingRecorder
     from runtime.dense_weights import DenseWeights
     from runtime.expert_cache import ExpertCache
+    from runtime.families.family import Family
     from runtime.kernels.kernels import Kernels
     from runtime.kernels.weight import Weight
     from runtime.kv_cache import KVCache
@@ -44,6 +44,7 @@ class Model:
     def __init__(
         self,
         manifest: Manifest,
+        family: Family,
         config: ModelConfig,
         weights: DenseWeights,
         cache: ExpertCache,
@@ -63,12 +64,11 @@ class Model:
             weights.optional_vector("rope_freqs.weight"),
             weights.device,
         )
-        build = _LayerBuilder(manifest, config, weights, cache, kernels, recorder)
+        build = _LayerBuilder(manifest, family, config, weights, cache, kernels, recorder)
         self.layers = [build.layer(layer) for layer in range(config.num_hidden_layers)]
 
     def forward(self, token_ids: Sequence[int], kv: KVCache) -> Tensor:
         """Final hidden states float32 [n, hidden] of the n tokens that follow the cache's; kv moves on."""
-        kv.require(len(token_ids))
         x = self.kernels.embed(self.embedding, torch.tensor(token_ids, device=self.device)).clone()
         for layer in self.layers:
             x = x + layer.attention(x, kv, self.rope)
@@ -88,13 +88,13 @@ class _LayerBuilder:
     def __init__(
         self,
         manifest: Manifest,
+        family: Family,
         config: ModelConfig,
         weights: DenseWeights,
         cache: ExpertCache,
         kernels: Kernels,
         recorder: RoutingRecorder | None,
     ) -> None:
-        family = find_family(manifest.architecture)
         self.permuted_qk = family.gguf_permutes_qk and manifest.source.kind == "gguf"
         self.moe_layers = {entry.layer for entry in manifest.layers}
         self.config = config
@@ -105,9 +105,11 @@ class _LayerBuilder:
 
     def layer(self, layer: int) -> Layer:
         name = f"blk.{layer}"
+        norm = self._norm(f"{name}.ffn_norm.weight")
+        moe = layer in self.moe_layers
         return Layer(
             attention=self._attention(layer, name),
-            feed_forward=self._moe(layer, name) if layer in self.moe_layers else self._swiglu(name, ""),
+            feed_forward=self._moe(layer, name, norm) if moe else self._swiglu(name, "", norm),
         )
 
     def _attention(self, layer: int, name: str) -> Attention:
@@ -135,17 +137,17 @@ class _LayerBuilder:
         weight = self.weights.matrix(name)
         return weight.unpaired(num_heads) if self.permuted_qk else weight
 
-    def _moe(self, layer: int, name: str) -> MoE:
+    def _moe(self, layer: int, name: str, norm: RMSNorm) -> MoE:
         shared_expert = None
         if f"{name}.ffn_gate_shexp.weight" in self.weights:
             gate_inp = f"{name}.ffn_gate_inp_shexp.weight"
             shared_expert = SharedExpert(
-                self._swiglu(name, "_shexp"),
+                self._swiglu(name, "_shexp", norm),
                 self.weights.router(gate_inp) if gate_inp in self.weights else None,
             )
         return MoE(
             layer,
-            self._norm(f"{name}.ffn_norm.weight"),
+            norm,
             self.weights.router(f"{name}.ffn_gate_inp.weight"),
             Router(self.config.num_experts_per_tok, self.config.norm_topk_prob),
             shared_expert,
@@ -154,12 +156,12 @@ class _LayerBuilder:
             self.recorder,
         )
 
-    def _swiglu(self, name: str, suffix: str) -> SwiGLU:
+    def _swiglu(self, name: str, suffix: str, norm: RMSNorm) -> SwiGLU:
         gate, up, down = (
             self.weights.matrix(f"{name}.ffn_{projection}{suffix}.weight")
             for projection in ("gate", "up", "down")
         )
-        return SwiGLU(self._norm(f"{name}.ffn_norm.weight"), gate, up, down, self.kernels)
+        return SwiGLU(norm, gate, up, down, self.kernels)
 
     def _norm(self, name: str) -> RMSNorm:
         return RMSNorm(self.weights.vector(name), self.config.rms_norm_eps)

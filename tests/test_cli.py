@@ -119,9 +119,8 @@ def test_what_the_operating_system_refuses_is_one_line_too(
 
 
 def test_ctrl_c_ends_with_exit_code_130_and_no_traceback() -> None:
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # ignored in a background job, by heritage
+    # A shell's background job ignores SIGINT, and so do its children.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen([*LMPACK, "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     signal.signal(signal.SIGINT, before)
     with process:

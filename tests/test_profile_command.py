@@ -44,9 +44,8 @@ def output(tmp_path: Path) -> Path:
 
 def profile_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
     words = [str(argument) for argument in arguments]
-    assert (
-        run(["profile", *words, "--threads", "1", "--json"]) == 0
-    )  # two would wait for each other on a busy CPU
+    # One thread: two would wait for each other on a busy CPU.
+    assert run(["profile", *words, "--threads", "1", "--json"]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     return document
 

@@ -60,6 +60,15 @@ def test_the_prompt_can_come_from_a_file(demo_pack: Path, tmp_path: Path) -> Non
     assert invoke(run.command, str(demo_pack), "-f", str(prompt), "--chat").stdout == f"{ANSWER}\n"
 
 
+def test_line_ends_of_a_prompt_file_stay_as_they_are(demo_pack: Path, tmp_path: Path) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_bytes(b"one\r\ntwo\r\n")
+    asked = ("-n", "0", "--json")
+    from_file = json.loads(invoke(run.command, str(demo_pack), "-f", str(prompt), *asked).stdout)
+    typed = json.loads(invoke(run.command, str(demo_pack), "-p", "one\r\ntwo\r\n", *asked).stdout)
+    assert from_file["prompt_token_ids"] == typed["prompt_token_ids"]
+
+
 def test_chat_remembers_the_turns_and_ends_with_the_input(demo_pack: Path) -> None:
     result = invoke(chat.command, str(demo_pack), "-n", "24", given=f"{QUESTION}\n{QUESTION}\n")
     first, second = result.stdout.splitlines()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
 from lmpack.cli.engine_options import EngineOptions, engine_options
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import print_json
-from lmpack.errors import UsageError
+from lmpack.cli.text_input import read_text
 
 
 @click.command(
@@ -32,10 +31,7 @@ def command(pack: str, file: str, chunks: int | None, as_json: bool, engine_opti
     """
     from runtime.perplexity import measure_perplexity
 
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{file}: byte {error.start} is not UTF-8") from error
+    text = read_text(file)
     context = engine_options.context or 512
     with engine_options.with_context(context).load(pack) as engine:
         token_ids = engine.tokenizer.encode(text)

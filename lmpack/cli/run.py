@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,12 +10,13 @@ import click
 from lmpack.cli.engine_options import EngineOptions, engine_options
 from lmpack.cli.report import print_json
 from lmpack.cli.sampling_options import sampling_options, sampling_params
-from lmpack.errors import UsageError
+from lmpack.cli.text_input import text_or_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from runtime.engine import Engine, GeneratedToken
+    from runtime.kv_cache import KVCache
     from runtime.sampler import SamplingParams
 
 
@@ -68,7 +68,7 @@ def command(
 ) -> None:
     """Continue a prompt with the model in PACK; text streams to stdout."""
     params = sampling_params(sampling, logprobs=logprobs, ignore_eos=ignore_eos)
-    text = _prompt_text(prompt, file)
+    text = text_or_file(prompt, file)
     with engine_options.load(pack) as engine:
         if chat:
             from runtime.chat_template import encode_chat
@@ -90,7 +90,7 @@ def stream_answer(
     prompt_ids: list[int],
     params: SamplingParams,
     echo: Callable[[str], None],
-    kv: Any = None,
+    kv: KVCache | None = None,
 ) -> tuple[list[GeneratedToken], str]:
     """Generate, echo the text as it becomes final, and return the tokens and the whole text."""
     from runtime.text_stream import TextStream
@@ -116,18 +116,6 @@ def echo_text(text: str) -> None:
 
 def _no_echo(text: str) -> None:
     pass
-
-
-def _prompt_text(prompt: str | None, file: str | None) -> str:
-    if (prompt is None) == (file is None):
-        raise UsageError("give the prompt with either -p TEXT or -f FILE")
-    if prompt is not None:
-        return prompt
-    assert file is not None
-    try:
-        return Path(file).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{file}: byte {error.start} is not UTF-8; save the prompt as UTF-8 text") from error
 
 
 def _document(

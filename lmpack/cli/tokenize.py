@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from lmpack.cli.report import print_json
-from lmpack.errors import UsageError
+from lmpack.cli.text_input import text_or_file
 
 
 @click.command(
@@ -36,7 +34,7 @@ def command(
     """
     from runtime.tokenizer import open_tokenizer
 
-    text = _text(prompt, file)
+    text = text_or_file(prompt, file)
     tokenizer = open_tokenizer(source)
     ids = tokenizer.encode(text, add_special=not no_bos, parse_special=parse_special)
     if as_json:
@@ -50,18 +48,6 @@ def command(
         return
     for token_id in ids:
         click.echo(f"{token_id:>8}  {_shown(tokenizer.token_bytes(token_id))}")
-
-
-def _text(prompt: str | None, file: str | None) -> str:
-    if (prompt is None) == (file is None):
-        raise UsageError("give the text with either -p TEXT or -f FILE")
-    if prompt is not None:
-        return prompt
-    assert file is not None, "one of the two is given"
-    try:
-        return Path(file).read_bytes().decode()  # line ends are tokens too, so they stay as they are
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{file}: byte {error.start} is not UTF-8; save it as UTF-8 text") from None
 
 
 def _shown(raw: bytes) -> str:
