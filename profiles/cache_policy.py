@@ -6,13 +6,15 @@ orders keys; it owns no bytes, knows no sizes and never decides that somebody mu
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Callable, Container
 
     from lmpack.expert_key import ExpertKey
+    from profiles.slot_pool import SlotPool
+
+    MakePolicy = Callable[[SlotPool], "CachePolicy"]
 
 
 class CachePolicy(Protocol):
@@ -20,41 +22,19 @@ class CachePolicy(Protocol):
 
     @property
     def name(self) -> str:
-        """What reports call the policy."""
+        """What reports call the policy, and what `--policy` takes."""
+
+    def __len__(self) -> int:
+        """How many experts are resident."""
 
     def touch(self, key: ExpertKey) -> None:
         """Note that an expert is used now; one that was not resident has just become so."""
 
-    def victim(self, protected: Container[ExpertKey]) -> ExpertKey:
-        """Name the resident expert outside of `protected` that goes next; it stays resident until forget().
+    def victim(self, newcomer: ExpertKey, protected: Container[ExpertKey]) -> ExpertKey:
+        """Name the resident expert outside of `protected` that makes room for `newcomer`.
 
-        Raises LookupError when every resident expert is protected.
+        It stays resident until forget(). Raises LookupError when every resident expert is protected.
         """
 
     def forget(self, key: ExpertKey) -> None:
         """Note that a resident expert has gone; raises KeyError for one that was not resident."""
-
-
-class LRU:
-    """The least recently used expert goes first."""
-
-    name = "LRU"
-
-    def __init__(self) -> None:
-        self._by_age: OrderedDict[ExpertKey, None] = OrderedDict()  # the longest unused first
-
-    def touch(self, key: ExpertKey) -> None:
-        """Make the expert the youngest."""
-        self._by_age[key] = None
-        self._by_age.move_to_end(key)
-
-    def victim(self, protected: Container[ExpertKey]) -> ExpertKey:
-        """Name the oldest that is not protected; looks at no more than the protected ones before it."""
-        for key in self._by_age:
-            if key not in protected:
-                return key
-        raise LookupError(f"all {len(self._by_age)} resident experts are protected")
-
-    def forget(self, key: ExpertKey) -> None:
-        """Drop the expert from the order."""
-        del self._by_age[key]

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from lmpack.errors import BudgetError
 from lmpack.expert_key import ExpertKey
-from profiles.cache_policy import LRU
+from profiles.policy_choice import DEFAULT_POLICY
+from profiles.slot_pool import SlotPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from profiles.cache_policy import CachePolicy
+    from profiles.cache_policy import CachePolicy, MakePolicy
     from runtime.expert_bank import ExpertBank
     from runtime.expert_store import ExpertStore
     from runtime.memory_budget import MemoryBudget
@@ -29,7 +30,7 @@ class ExpertCache:
         self,
         store: ExpertStore,
         budget: MemoryBudget,
-        make_policy: Callable[[], CachePolicy] = LRU,
+        make_policy: MakePolicy = DEFAULT_POLICY.make,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Take over the store, to close it with the cache; each layout of the budget gets a policy of its own."""
@@ -41,11 +42,12 @@ class ExpertCache:
         self.read_s = 0.0
         self._clock = clock
         self._layers: dict[int, _LayerResidents] = {}
+        self.policy_name = "none"  # of a dense model
         for layout in budget.layouts:
-            policy = make_policy()
+            policy = make_policy(SlotPool(store.num_slots(layout.layers[0]), layout.layers))
+            self.policy_name = policy.name
             for layer in layout.layers:
                 self._layers[layer] = _LayerResidents(layer, layout.stride, policy)
-        self.policy_name = make_policy().name
 
     def bank(self, layer: int) -> ExpertBank:
         """The memory that the slots of this layer are in."""
@@ -111,7 +113,7 @@ class ExpertCache:
     def _acquire(self, policy: CachePolicy, key: ExpertKey, needed: set[ExpertKey]) -> int:
         """A slot, for which experts outside of `needed` go when there is none."""
         while (slot := self.store.acquire(key)) is None:
-            victim = policy.victim(needed)
+            victim = policy.victim(key, needed)
             policy.forget(victim)
             self.store.release(victim, self._layers[victim.layer].slots.pop(victim.expert))
             self.evictions += 1

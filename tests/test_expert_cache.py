@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lmpack.errors import BudgetError, StorageError
 from lmpack.expert_key import ExpertKey
-from profiles.cache_policy import LRU
+from profiles.policies.lru import LRU
 from runtime.expert_cache import ExpertCache
 from runtime.expert_store import open_store
 from tests.expert_packs import budget_with_slots, write_expert_pack
@@ -39,7 +39,8 @@ def make_cache(request: pytest.FixtureRequest, pack: Pack) -> Iterator[Callable[
 
     def make(*slots: int, clock: Callable[[], float] = time.perf_counter) -> ExpertCache:
         budget = budget_with_slots(pack.manifest, *slots)
-        opened.append(ExpertCache(open_store(request.param, pack, budget), budget, clock=clock))
+        store = open_store(request.param, pack, budget)
+        opened.append(ExpertCache(store, budget, make_policy=lambda pool: LRU(), clock=clock))
         return opened[-1]
 
     yield make
@@ -140,7 +141,7 @@ class TestEveryStore:
             cache.fetch(0, [0])
 
     def test_its_policy_can_be_named(self, make_cache: Callable[..., ExpertCache]) -> None:
-        assert make_cache(*ROOMY).policy_name == "LRU"
+        assert make_cache(*ROOMY).policy_name == "lru"
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -181,7 +182,7 @@ def test_whatever_is_asked_for_both_stores_give_the_right_bytes_and_the_same_fig
     figures = []
     for store in STORES:
         budget = budget_with_slots(pack.manifest, *slots)
-        cache = ExpertCache(open_store(store, pack, budget), budget)
+        cache = ExpertCache(open_store(store, pack, budget), budget, make_policy=lambda pool: LRU())
         for layer, experts in calls:
             if len(set(experts)) > cache.capacity(layer):
                 continue
@@ -210,7 +211,7 @@ def _simulated(
                 policies[layout].touch(key)
                 hits += 1
         while len(resident[layout]) + len(missing) > slots[layout]:
-            victim = policies[layout].victim(wanted)
+            victim = policies[layout].victim(missing[0], wanted)
             policies[layout].forget(victim)
             resident[layout].remove(victim)
             evictions += 1

@@ -1,0 +1,1 @@
+"""The cache policies, one per file."""
