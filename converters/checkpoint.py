@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from lmpack.errors import CheckpointError, UsageError
+from lmpack.strict_json import JsonError
+from lmpack.tensor_info import check_tensor_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from converters.tensor_role import TensorRole
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_MAX_LFS_POINTER_NBYTES = 1024  # the specification's limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,11 @@ class CheckpointFile:
         if not stat.S_ISREG(found.st_mode):
             raise CheckpointError(f"{path}: is not a regular file")
         return cls(name, path, found.st_size, found.st_mtime_ns)
+
+    def check_fetched(self) -> None:
+        """Raise CheckpointError for a Git LFS pointer, which stands for a file that was not downloaded."""
+        if self.nbytes <= _MAX_LFS_POINTER_NBYTES and self.path.read_bytes().startswith(_LFS_POINTER):
+            raise wrong_magic(self.path, _LFS_POINTER, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,10 @@ class Checkpoint(Protocol):
     @property
     def left_out(self) -> tuple[str, ...]:
         """Files of the folder that are no part of the checkpoint and are not kept."""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What a pack can be made without, but not run without."""
 
     def roles(self) -> Sequence[TensorRole]:
         """Say for each tensor what it is; raises CheckpointError for one that no rule claims."""
@@ -123,6 +135,14 @@ def wrong_magic(where: Path | str, start: bytes, expected: str) -> CheckpointErr
     if not start:
         return CheckpointError(f"{where}: is empty, expected {expected}; download it again")
     return CheckpointError(f"{where}: starts with {start[:8]!r}, expected {expected}")
+
+
+def check_name(name: str, where: Path | str) -> None:
+    """Raise CheckpointError for a tensor name that no manifest can hold, before it is repeated in messages."""
+    try:
+        check_tensor_name(name, "tensor")
+    except JsonError as error:
+        raise CheckpointError(f"{where}: {error} (a pack cannot hold this)") from None
 
 
 def check_no_overlap(tensors: Sequence[CheckpointTensor], files: Sequence[CheckpointFile]) -> None:

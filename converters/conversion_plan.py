@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from converters.tensor_role import SharedTensor, SinglePart, StackedPart, TensorRole
+from lmpack.dtype import dtype_nbytes
 from lmpack.errors import CheckpointError, ManifestError, UnsupportedError
 from lmpack.expert_key import ExpertKey
-from lmpack.layer_entry import ExpertEntry, LayerEntry, lay_out_parts
+from lmpack.layer_entry import MAX_EXPERTS_PER_LAYER, ExpertEntry, LayerEntry, lay_out_parts
 from lmpack.manifest import Manifest
 from lmpack.source_file import Source, SourceFile, SourceSegment, kept_path_of
 from lmpack.tensor_info import lay_out_shared
@@ -109,10 +110,11 @@ class ConversionPlan:
 
 def plan_conversion(checkpoint: Checkpoint) -> ConversionPlan:
     """Give every tensor its place; raises CheckpointError when a layer's experts are not complete or not alike."""
-    roles = checkpoint.roles()
     layers: dict[int, _LayerDraft] = {}
     shared: dict[str, PartLayout] = {}
-    for tensor, role in zip(checkpoint.tensors, roles, strict=True):
+    of_file: list[list[tuple[CheckpointTensor, TensorRole]]] = [[] for _ in checkpoint.files]
+    for tensor, role in zip(checkpoint.tensors, checkpoint.roles(), strict=True):
+        of_file[tensor.file].append((tensor, role))
         if isinstance(role, SharedTensor):
             if role.name in shared:
                 raise CheckpointError(f"{checkpoint.path}: two tensors are both {role.name}")
@@ -124,10 +126,7 @@ def plan_conversion(checkpoint: Checkpoint) -> ConversionPlan:
                 )
             layers.setdefault(role.layer, _LayerDraft(role.layer)).add(tensor, role)
     files = []
-    for number, file in enumerate(checkpoint.files):
-        tensors = tuple(
-            pair for pair in zip(checkpoint.tensors, roles, strict=True) if pair[0].file == number
-        )
+    for file, tensors in zip(checkpoint.files, of_file, strict=True):
         segments = tuple(
             SourceSegment(tensor.offset, tensor.nbytes, _segment_name(role))
             for tensor, role in tensors
@@ -200,6 +199,18 @@ class _LayerDraft:
     first_name: dict[str, str] = field(default_factory=dict)
 
     def add(self, tensor: CheckpointTensor, role: StackedPart | SinglePart) -> None:
+        num_experts = role.num_experts if isinstance(role, StackedPart) else role.expert + 1
+        if num_experts > MAX_EXPERTS_PER_LAYER:
+            raise UnsupportedError(
+                f"layer {self.layer}: {tensor.name} makes {num_experts} experts, a layer has at most "
+                f"{MAX_EXPERTS_PER_LAYER}"
+            )
+        try:
+            dtype_nbytes(tensor.dtype, role.shape)
+        except UnsupportedError as error:
+            raise UnsupportedError(
+                f"layer {self.layer}: {tensor.name} cannot be cut into experts: {error}"
+            ) from error
         layout = (role.role, tensor.dtype, role.shape)
         known = self.layouts.setdefault(role.role, layout)
         first = self.first_name.setdefault(role.role, tensor.name)

@@ -11,13 +11,14 @@ from typing import Literal
 from converters.checkpoint import (
     CheckpointFile,
     CheckpointTensor,
+    check_name,
     check_no_duplicates,
     check_no_overlap,
 )
 from converters.gguf_header import GGUFHeader, read_gguf_header
 from converters.model_config import ModelDescription, config_from_gguf
 from converters.tensor_role import TensorRole, sort_gguf_tensors
-from lmpack.dtype import GGML_DTYPES, dtype_nbytes
+from lmpack.dtype import GGML_DTYPES, WITHDRAWN_GGML_DTYPES, dtype_nbytes
 from lmpack.errors import CheckpointError, UnsupportedError, UsageError
 
 _SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -54,6 +55,12 @@ class GGUFCheckpoint:
         check_no_overlap(tensors, files)
         return cls(path, files, tuple(tensors), headers[0])
 
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What a pack can be made without, but not run without."""
+        has_vocabulary = "tokenizer.ggml.model" in self.header.metadata
+        return () if has_vocabulary else ("a tokenizer (the metadata have no tokenizer.ggml.model)",)
+
     def roles(self) -> Sequence[TensorRole]:
         """Say for each tensor what it is; raises CheckpointError for one that no rule claims."""
         return sort_gguf_tensors([(tensor.name, tensor.shape) for tensor in self.tensors], str(self.path))
@@ -71,9 +78,12 @@ def _find_shards(path: Path) -> list[Path]:
     match = _SHARD_NAME.fullmatch(path.name)
     if match is None:
         return [path]
-    count = int(match["count"])
-    if not 1 <= count <= MAX_SHARDS:
-        raise CheckpointError(f"{path}: the name claims {count} shards, expected 1 to {MAX_SHARDS}")
+    number, count = int(match["number"]), int(match["count"])
+    if not 1 <= count <= MAX_SHARDS or not 1 <= number <= count:
+        raise CheckpointError(
+            f"{path}: the name claims shard {number} of {count}, expected 1 to {MAX_SHARDS} shards; "
+            "keep the names that llama-gguf-split gave"
+        )
     names = [f"{match['stem']}-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
     shards = [path.with_name(name) for name in names]
     missing = [shard.name for shard in shards if not shard.exists()]
@@ -87,7 +97,8 @@ def _only_model_in(folder: Path) -> Path:
     models: dict[str, Path] = {}
     for path in sorted(folder.glob("*.gguf")):
         match = _SHARD_NAME.fullmatch(path.name)
-        models.setdefault(f"{match['stem']}-of-{match['count']}" if match else path.name, path)
+        # the last shard: one beyond the count is not passed over
+        models[f"{match['stem']}-of-{match['count']}" if match else path.name] = path
     if not models:
         raise UsageError(f"{folder}: no *.gguf in this folder")
     if len(models) > 1:
@@ -122,7 +133,8 @@ def _check_set(shards: Sequence[Path], headers: Sequence[GGUFHeader]) -> None:
 
 def _place(info_at: int, number: int, file: CheckpointFile, header: GGUFHeader) -> CheckpointTensor:
     info = header.tensors[info_at]
-    dtype = GGML_DTYPES.get(info.ggml_type)
+    check_name(info.name, file.path)
+    dtype = GGML_DTYPES.get(info.ggml_type) or WITHDRAWN_GGML_DTYPES.get(info.ggml_type)
     if dtype is None:
         raise UnsupportedError(
             f"{file.path}: tensor {info.name} has ggml type {info.ggml_type}, which this version does not know"

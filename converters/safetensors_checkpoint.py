@@ -11,12 +11,14 @@ import json
 import os
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from converters.checkpoint import (
     CheckpointFile,
     CheckpointTensor,
+    check_name,
     check_no_duplicates,
     wrong_magic,
 )
@@ -50,7 +52,7 @@ _INDEX_ENDING = ".safetensors.index.json"
 _MAX_FOLDER_DEPTH = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: the roles of 90,000 tensors are found once and kept
 class SafetensorsCheckpoint:
     """A complete safetensors checkpoint with the small files of its folder."""
 
@@ -90,12 +92,26 @@ class SafetensorsCheckpoint:
                 file = CheckpointFile.of(small, name)
                 if file.nbytes > MAX_KEPT_FILE_NBYTES or name.endswith(_WEIGHT_ENDINGS):
                     left_out.append(name)
-                else:
-                    files.append(file)
+                    continue
+                _check_stays(small, folder, files[: len(weights)])
+                file.check_fetched()
+                files.append(file)
         return cls(path, tuple(files), tuple(tensors), config_json, tuple(left_out))
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What a pack can be made without, but not run without."""
+        names = {file.name for file in self.files}
+        no_config = () if "config.json" in names else ("its config.json",)
+        has_tokenizer = not names.isdisjoint({"tokenizer.json", "tokenizer.model"})
+        return no_config if has_tokenizer else (*no_config, "a tokenizer.json or tokenizer.model")
 
     def roles(self) -> Sequence[TensorRole]:
         """Say for each tensor what it is; raises CheckpointError for one that no rule claims."""
+        return self._roles
+
+    @cached_property
+    def _roles(self) -> Sequence[TensorRole]:
         ffn_config = self._text_config().get("ffn_config")
         roles = sort_hf_tensors(
             [(tensor.name, tensor.shape) for tensor in self.tensors],
@@ -181,6 +197,7 @@ def read_safetensors_header(file: CheckpointFile, number: int) -> list[Checkpoin
 
 
 def _place(name: str, info: Any, file: CheckpointFile, number: int, data_offset: int) -> CheckpointTensor:
+    check_name(name, file.path)
     where = f"{file.path}: tensor {name!r:.200}"
     if not isinstance(info, dict) or info.keys() != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"{where}: expected dtype, shape and data_offsets, got {info!r:.100}")
@@ -254,6 +271,22 @@ def _other_files(folder: Path, root: Path, weights: set[str], depth: int = 0) ->
                 yield from _other_files(path, root, weights, depth + 1)
         elif entry.is_file() and name not in weights:
             yield name, path
+
+
+def _check_stays(path: Path, folder: Path, weights: Sequence[CheckpointFile]) -> None:
+    """Raise CheckpointError for a link that leads to where neither the folder nor the weights' own bytes are.
+
+    The Hub's cache is a folder of links to blobs that lie side by side; a link in somebody else's folder that leads
+    anywhere else could carry a file of this machine into a pack that is then given away.
+    """
+    if not path.is_symlink():
+        return
+    target = path.resolve()
+    homes = {file.path.resolve().parent for file in weights}
+    if target.parent not in homes and not target.is_relative_to(folder.resolve()):
+        raise CheckpointError(
+            f"{path}: is a link to {target}, outside of the checkpoint; copy the file here if it is the model's"
+        )
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -42,6 +42,8 @@ BLOCKS: dict[str, Block] = {
     "Q8_0": Block(32, 34),
     "Q8_1": Block(32, 36),
     "IQ4_NL": Block(32, 18),
+    # Q4_0 with the blocks of 4 or 8 rows interleaved
+    **dict.fromkeys(("Q4_0_4_4", "Q4_0_4_8", "Q4_0_8_8"), Block(32, 18)),
     "MXFP4": Block(32, 17),
     # ggml's blocks of 64 and 128
     "NVFP4": Block(64, 36),
@@ -109,6 +111,9 @@ GGML_DTYPES: Mapping[int, str] = MappingProxyType(
     }
 )
 """The type number in a GGUF tensor info -> dtype; the numbers left out were withdrawn by ggml."""
+
+WITHDRAWN_GGML_DTYPES: Mapping[int, str] = MappingProxyType({31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"})
+"""Types that ggml gave up in December 2024 and that files were made of before: they are copied, and never run."""
 
 
 def is_known(dtype: str) -> bool:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from lmpack.dtype import GGML_DTYPES, dtype_nbytes
+from lmpack.dtype import GGML_DTYPES, WITHDRAWN_GGML_DTYPES, dtype_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
 Endian = Literal["little", "big"]
-GGML_TYPE_OF = {dtype: number for number, dtype in GGML_DTYPES.items()}
+GGML_TYPE_OF = {dtype: number for number, dtype in {**GGML_DTYPES, **WITHDRAWN_GGML_DTYPES}.items()}
 VALUE_TYPE_OF = {
     "u1": 0,
     "i1": 1,
@@ -170,7 +170,12 @@ def moe_tensors(
                 ]
             else:
                 tensors.append(Tensor(f"{at}ffn_{role}_exps.weight", dtype, (num_experts, *shape)))
-            if "bias" in extras:
+            if "bias" in extras and layout == "single":
+                tensors += [
+                    Tensor(f"{at}ffn_{role}.{expert}.bias", "F32", (shape[0],))
+                    for expert in range(num_experts)
+                ]
+            elif "bias" in extras:
                 tensors.append(Tensor(f"{at}ffn_{role}_exps.bias", "F32", (num_experts, shape[0])))
             if "scale" in extras:
                 tensors.append(Tensor(f"{at}ffn_{role}_exps.scale", "F32", (num_experts,)))

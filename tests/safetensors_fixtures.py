@@ -22,6 +22,7 @@ class Tensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
+    declared: str = ""  # the dtype in the header, instead of the true one
 
     @property
     def nbytes(self) -> int:
@@ -45,7 +46,7 @@ def safetensors_header(
     at = 0
     for tensor in tensors:
         header[tensor.name] = {
-            "dtype": tensor.dtype,
+            "dtype": tensor.declared or tensor.dtype,
             "shape": list(tensor.shape),
             "data_offsets": [at, at + tensor.nbytes],
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -304,3 +305,46 @@ def test_options_that_mean_nothing_are_wrong_usage(
     result = CliRunner().invoke(command, [str(demo_gguf), str(tmp_path / "m.lmpack"), *options])
     assert isinstance(result.exception, UsageError)
     assert not (tmp_path / "m.lmpack").exists()
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ((), ""),
+        (("tokenizer.json",), "lacks: a tokenizer.json or tokenizer.model\n"),
+        (("config.json",), "lacks: its config.json\n"),
+        (
+            ("config.json", "tokenizer.json"),
+            "lacks: its config.json and a tokenizer.json or tokenizer.model\n",
+        ),
+    ],
+)
+def test_the_command_says_what_the_pack_cannot_be_run_without(
+    tmp_path: Path, missing: tuple[str, ...], message: str
+) -> None:
+    folder = write_hf_folder(tmp_path / "m", [hf_moe_tensors()])
+    for name in missing:
+        (folder / name).unlink()
+    result = CliRunner().invoke(command, [str(folder), str(tmp_path / "m.lmpack")])
+    assert result.exit_code == 0
+    warning = "lmpack run will need what this checkpoint "
+    assert result.stderr.partition(warning)[2] == message
+    result = CliRunner().invoke(command, [str(folder), str(tmp_path / "again.lmpack"), "--json"])
+    assert len(json.loads(result.stdout)["missing"]) == len(missing)
+
+
+def test_a_gguf_without_a_vocabulary_is_converted_with_a_warning(tmp_path: Path) -> None:
+    src = write_gguf(tmp_path / "m.gguf", moe_tensors())
+    result = CliRunner().invoke(command, [str(src), str(tmp_path / "m.lmpack")])
+    assert result.exit_code == 0
+    assert "lacks: a tokenizer (the metadata have no tokenizer.ggml.model)" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["model.layers.2.mlp.experts.65536.up_proj.weight", "model.layers.2.mlp.experts.up_proj"]
+)
+def test_more_experts_than_a_pack_can_have_are_refused_before_they_are_counted(
+    tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(UnsupportedError, match="makes 65537 experts, a layer has at most 65536"):
+        convert(hf(tmp_path, HFTensor(name, "U8", (65_537, 1, 1))), tmp_path / "m.lmpack")

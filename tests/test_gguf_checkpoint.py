@@ -169,3 +169,22 @@ def test_a_path_that_is_no_checkpoint_is_wrong_usage(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").touch()
     with pytest.raises(UsageError, match="holds GGUF and safetensors"):
         open_checkpoint(tmp_path)
+
+
+def test_a_shard_beyond_the_count_is_refused(tmp_path: Path) -> None:
+    paths = write_shards(tmp_path, THIRDS)
+    extra = tmp_path / "model-00004-of-00003.gguf"
+    extra.write_bytes(paths[2].read_bytes())
+    for path in (extra, tmp_path):
+        with pytest.raises(CheckpointError, match="the name claims shard 4 of 3"):
+            open_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["x" * 513, "two\nlines", "\x1b[31m"])
+def test_a_name_that_no_pack_can_hold_is_refused_in_one_short_line(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_bytes([Tensor(name, "F32", (1 << 40,), data=b"")], METADATA))
+    with pytest.raises(CheckpointError, match="a pack cannot hold this") as caught:
+        open_checkpoint(path)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 400

@@ -236,3 +236,23 @@ def test_the_config_is_that_of_config_json(tmp_path: Path) -> None:
     assert description.config["num_experts"] == 4
     assert description.config["moe_intermediate_size"] == 64  # from the experts' shapes
     assert json.loads((tmp_path / "m" / "config.json").read_text()) == CONFIG
+
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
+
+
+def test_a_small_file_that_was_not_fetched_is_refused(tmp_path: Path) -> None:
+    folder = write_hf_folder(tmp_path / "m", HALVES, small_files={"tokenizer.json": LFS_POINTER})
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: is a Git LFS pointer, .* git lfs pull"):
+        open_checkpoint(folder)
+
+
+def test_a_small_file_cannot_bring_in_another_file_of_the_machine(tmp_path: Path) -> None:
+    folder = write_hf_folder(tmp_path / "m", HALVES)
+    (tmp_path / "secret").write_text("a key")
+    (folder / "notes.md").symlink_to("../secret")
+    with pytest.raises(CheckpointError, match=r"notes\.md: is a link to .*secret, outside of the checkpoint"):
+        open_checkpoint(folder)
+    (folder / "notes.md").unlink()
+    (folder / "notes.md").symlink_to("README.md")
+    assert "notes.md" in [file.name for file in open_checkpoint(folder).files]

@@ -46,10 +46,14 @@ def command(src: str, dst: str, page_size: str, jobs: int | None, as_json: bool)
     with progress_bar(total, description="convert") as progress:
         report = convert(checkpoint, dst, page_size=parse_byte_size(page_size), jobs=jobs, progress=progress)
     if as_json:
-        print_json(_document(src, report))
+        print_json({**_document(src, report), "missing": list(checkpoint.missing)})
         return
     for name in report.left_out:
         click.echo(f"left out, no part of the checkpoint: {name}", err=True)
+    if checkpoint.missing:
+        click.echo(
+            f"lmpack run will need what this checkpoint lacks: {' and '.join(checkpoint.missing)}", err=True
+        )
     speed = report.source_nbytes / 1e6 / max(report.seconds, 1e-9)
     click.echo(
         f"{report.path}: {report.architecture}, {report.num_experts} experts in {report.num_layers} layers, "
