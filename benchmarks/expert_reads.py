@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from lmpack.pack import Pack
 from runtime.direct_store import DirectStore
 from runtime.expert_cache import ExpertCache
+from runtime.expert_readers import ExpertReaders, Read
 from runtime.mmap_store import MmapStore
 from tests.expert_packs import all_keys, budget_with_slots, write_expert_pack
 
@@ -52,18 +53,24 @@ class Figure:
 def measure(pack: Pack, name: str, num_threads: int, keys: Sequence[ExpertKey], batch: int) -> Figure:
     """Read the experts, cold, `batch` at a time."""
     drop_from_page_cache(pack)
-    store = STORES[name](pack, budget_with_slots(pack.manifest), num_threads=num_threads)
+    store = STORES[name](pack, budget_with_slots(pack.manifest))
+    readers = ExpertReaders(store.read, num_threads)
     nbytes = 0
     started = time.perf_counter()
     for first in range(0, len(keys), batch):
         wanted = keys[first : first + batch]
-        slots = [slot for key in wanted if (slot := store.acquire(key)) is not None]
-        store.load(wanted, slots)
-        for key, slot in zip(wanted, slots, strict=True):
-            store.release(key, slot)
-            nbytes += pack.manifest.layer(key.layer).stride
+        reads = [Read(key, slot) for key in wanted if (slot := store.acquire(key)) is not None]
+        for read in reads:
+            readers.start(read)
+        for read in reads:
+            read.wakeup.get()
+            if read.error is not None:
+                raise read.error
+            store.release(read.key, read.slot)
+            nbytes += pack.manifest.layer(read.key.layer).stride
     spent_s = time.perf_counter() - started
     figure = Figure(store.name, num_threads, nbytes / spent_s / 1e9)
+    readers.close()
     store.close()
     return figure
 

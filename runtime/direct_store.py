@@ -12,10 +12,8 @@ from lmpack.expert_key import ExpertKey
 from runtime.address_range import AddressRange
 from runtime.expert_bank import ExpertBank
 from runtime.expert_files import ExpertFiles
-from runtime.expert_readers import NUM_READERS, ExpertReaders
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from lmpack.pack import Pack
@@ -32,13 +30,10 @@ class DirectStore:
     right after. Which of the two runs is fixed when the store is opened: see `direct` and `name`.
     """
 
-    def __init__(
-        self, pack: Pack, budget: MemoryBudget, *, num_threads: int = NUM_READERS, buffered: bool = False
-    ) -> None:
+    def __init__(self, pack: Pack, budget: MemoryBudget, *, buffered: bool = False) -> None:
         """`buffered` asks for reads through the page cache even where O_DIRECT works."""
         self._closed = False
         self._files = ExpertFiles(pack)
-        self._readers = ExpertReaders(num_threads)
         self._pools = {
             layer: pool
             for layout, num_slots in zip(budget.layouts, budget.slots, strict=True)
@@ -66,29 +61,8 @@ class DirectStore:
     def acquire(self, key: ExpertKey) -> int | None:
         return self._pool(key.layer).acquire(key)
 
-    def load(self, keys: Sequence[ExpertKey], slots: Sequence[int]) -> None:
-        if keys:
-            self._pool(keys[0].layer)  # an error when closed
-        self._readers.read(self._read, keys, slots)
-
-    def release(self, key: ExpertKey, slot: int) -> None:
-        self._readers.settle()
-        self._pool(key.layer).release(slot)
-
-    def close(self) -> None:
-        self._closed = True
-        self._readers.close()
-        for pool in set(self._pools.values()):
-            pool.close()
-        self._pools.clear()
-
-    def _pool(self, layer: int) -> _SlotPool:
-        if self._closed:
-            raise ValueError("the expert store is closed")
-        return self._pools[layer]
-
-    def _read(self, key: ExpertKey, slot: int) -> None:
-        target = self._pools[key.layer].view(key.layer, slot)
+    def read(self, key: ExpertKey, slot: int) -> None:
+        target = self._pool(key.layer).view(key.layer, slot)
         with self._files.open(key, os.O_DIRECT if self.direct else 0) as descriptor:
             done = 0
             while done < len(target):
@@ -98,6 +72,20 @@ class DirectStore:
                 done += got
             if not self.direct:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def release(self, key: ExpertKey, slot: int) -> None:
+        self._pool(key.layer).release(slot)
+
+    def close(self) -> None:
+        self._closed = True
+        for pool in set(self._pools.values()):
+            pool.close()
+        self._pools.clear()
+
+    def _pool(self, layer: int) -> _SlotPool:
+        if self._closed:
+            raise ValueError("the expert store is closed")
+        return self._pools[layer]
 
     def _refusal(self, pack: Pack) -> str:
         for entry in pack.manifest.layers[:1]:

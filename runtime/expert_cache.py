@@ -1,4 +1,4 @@
-"""Which experts are resident: a policy decides, a store moves."""
+"""Which experts are resident: a policy decides, a store and its reader threads move."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from lmpack.errors import BudgetError
 from lmpack.expert_key import ExpertKey
 from profiles.policy_choice import DEFAULT_POLICY
 from profiles.slot_pool import SlotPool
+from runtime.expert_fetch import Fetch
+from runtime.expert_guesses import ExpertGuesses
+from runtime.expert_readers import NUM_READERS, ExpertReaders, Read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Iterable, Sequence
 
     from profiles.cache_policy import CachePolicy, MakePolicy
     from runtime.expert_bank import ExpertBank
@@ -22,8 +25,10 @@ if TYPE_CHECKING:
 class ExpertCache:
     """Keeps as many experts of each layout resident as the store has slots, each in a slot that does not move.
 
-    Called from one thread at a time. `hits` and `misses` count an expert once per fetch that asks for it;
-    `bytes_read` is what the misses took, `read_s` the seconds by `clock` that fetches waited for them.
+    Called from one thread at a time. `hits` and `misses` count an expert once per fetch that asks for it, a guess
+    that is still on its way as a miss; `bytes_read` is what reads took, those of guesses included, `read_s` the
+    seconds by `clock` that fetches waited. A guess counts as useful when it is asked for, as wasted when it was
+    read and goes before that.
     """
 
     def __init__(
@@ -32,22 +37,29 @@ class ExpertCache:
         budget: MemoryBudget,
         make_policy: MakePolicy = DEFAULT_POLICY.make,
         clock: Callable[[], float] = time.perf_counter,
+        num_readers: int = NUM_READERS,
     ) -> None:
         """Take over the store, to close it with the cache; each layout of the budget gets a policy of its own."""
         self.store = store
+        self.readers = ExpertReaders(store.read, num_readers)
         self.hits = 0
         self.misses = 0
         self.evictions = 0
+        self.useful_guesses = 0
+        self.wasted_guesses = 0
         self.bytes_read = 0
         self.read_s = 0.0
         self._clock = clock
+        self._open: Fetch | None = None
+        self._in_use: tuple[int, Sequence[int]] = (-1, ())  # layer and experts of the last fetch
         self._layers: dict[int, _LayerResidents] = {}
         self.policy_name = "none"  # of a dense model
         for layout in budget.layouts:
             policy = make_policy(SlotPool(store.num_slots(layout.layers[0]), layout.layers))
+            guesses = ExpertGuesses()
             self.policy_name = policy.name
             for layer in layout.layers:
-                self._layers[layer] = _LayerResidents(layer, layout.stride, policy)
+                self._layers[layer] = _LayerResidents(layer, layout.stride, policy, guesses)
 
     def bank(self, layer: int) -> ExpertBank:
         """The memory that the slots of this layer are in."""
@@ -58,30 +70,81 @@ class ExpertCache:
         return self.store.num_slots(layer)
 
     def fetch(self, layer: int, experts: Sequence[int]) -> list[int]:
-        """Slots of these experts of one layer, in their order, all resident until the next fetch.
+        """Slots of these experts of one layer, in their order, all resident until the next fetch begins.
 
-        Misses are read in parallel; no expert of the call has to go for another. BudgetError when they are more
-        than `capacity`; StorageError, which names the expert, when one cannot be read: then no miss of the call
-        becomes resident, and the cache goes on working.
+        Raises what begin() and Fetch.arrivals() raise.
         """
+        fetch = self.begin(layer, experts)
+        fetch.wait()
+        return fetch.slots
+
+    def begin(self, layer: int, experts: Sequence[int]) -> Fetch:
+        """Find a slot for each of these experts of one layer and start to read those that are not resident.
+
+        No expert of the call has to go for another; what arrives stays until the next fetch begins. One fetch at
+        a time: one that an interrupt left open is abandoned. Raises BudgetError when they are more than `capacity`.
+        """
+        if self._open is not None:
+            self._end(self._open, False)
         residents = self._layers[layer]
         slots, keys, policy = residents.slots, residents.keys, residents.policy
         wanted = dict.fromkeys(experts)
         missing = [expert for expert in wanted if expert not in slots]
         if missing:
             self._check_room(layer, len(wanted))
+        self._in_use = (layer, experts)
+        if residents.guesses:
+            missing = [expert for expert in missing if not self._use_guess(residents, expert)]
         for expert in wanted:
             if expert in slots:
                 policy.touch(keys[expert])
+        fetch = Fetch(experts, self._end, self._clock)
         if missing:
-            self._read(residents, missing, {residents.key(expert) for expert in wanted})
-        self.hits += len(wanted) - len(missing)
-        return [slots[expert] for expert in experts]
+            fetch.num_hits = len(wanted) - len(missing)
+            self._start(fetch, residents, missing, {residents.key(expert) for expert in wanted})
+            on_the_way = {read.key.expert: read.slot for read in fetch.reads}
+            fetch.missing = [position for position, expert in enumerate(experts) if expert in on_the_way]
+            fetch.slots = [
+                on_the_way[expert] if expert in on_the_way else slots[expert] for expert in experts
+            ]
+        else:
+            self.hits += len(wanted)
+            self._pass_guesses(residents)
+            fetch.slots = [slots[expert] for expert in experts]
+        return fetch
+
+    def prefetch(self, layer: int, experts: Iterable[int]) -> list[Read]:
+        """Begin to read experts that may be asked for soon, the likeliest first; no demand waits for a guess.
+
+        They get slots that are free, or those of experts that are neither in use nor among them; when there are no
+        more, the rest is not read. An error shows when the expert is asked for.
+        """
+        residents = self._layers[layer]
+        keys = [residents.key(expert) for expert in experts]
+        used_layer, used = self._in_use
+        protected = {*keys, *(self._layers[used_layer].key(expert) for expert in used)}
+        guesses: list[Read] = []
+        for key in keys:
+            if (
+                key.expert in residents.slots
+                or key in residents.guesses
+                or (layer == used_layer and key.expert in used)
+            ):
+                continue
+            slot = self._spare_slot(residents, key, protected)
+            if slot is None:
+                break
+            guess = Read(key, slot, is_guess=True)
+            residents.guesses.add(guess)
+            self.readers.start(guess)
+            guesses.append(guess)
+        return guesses
 
     def close(self) -> None:
-        """Forget everything and close the store; a second time does nothing."""
+        """Forget everything, join the threads and close the store; a second time does nothing."""
         for residents in self._layers.values():
             residents.slots.clear()
+        self.readers.close()
         self.store.close()
 
     def _check_room(self, layer: int, num_experts: int) -> None:
@@ -91,46 +154,131 @@ class ExpertCache:
                 "use more --ram"
             )
 
-    def _read(self, residents: _LayerResidents, missing: Sequence[int], needed: set[ExpertKey]) -> None:
-        keys = [residents.key(expert) for expert in missing]
-        acquired: list[int] = []
+    def _start(
+        self, fetch: Fetch, residents: _LayerResidents, missing: Sequence[int], needed: set[ExpertKey]
+    ) -> None:
+        """Begin to read the missing experts, or to wait for those that a guess has begun to read."""
+        self._open = fetch
         try:
-            for key in keys:
-                acquired.append(self._acquire(residents.policy, key, needed))
-            started = self._clock()
-            self.store.load(keys, acquired)
-            self.read_s += self._clock() - started
+            unguessed = []
+            for expert in missing:
+                guess = residents.guesses.take(residents.key(expert))
+                if guess is None:
+                    unguessed.append(expert)
+                    continue
+                fetch.reads.append(guess)
+                self.readers.demand(guess, fetch.wakeup)
+                self.useful_guesses += 1
+            self._pass_guesses(residents)
+            for expert in unguessed:
+                key = residents.key(expert)
+                read = Read(key, self._acquire(residents, key, needed), wakeup=fetch.wakeup)
+                fetch.reads.append(read)
+                self.readers.start(read)
         except BaseException:
-            for key, slot in zip(keys, acquired, strict=False):  # those after the one that failed have none
-                self.store.release(key, slot)
+            self._end(fetch, False)
             raise
-        for key, slot in zip(keys, acquired, strict=True):
-            residents.slots[key.expert] = slot
-            residents.policy.touch(key)
-        self.misses += len(keys)
-        self.bytes_read += len(keys) * residents.stride
 
-    def _acquire(self, policy: CachePolicy, key: ExpertKey, needed: set[ExpertKey]) -> int:
-        """A slot, for which experts outside of `needed` go when there is none."""
+    def _end(self, fetch: Fetch, whole: bool) -> None:
+        """Make what a fetch read resident, or give all its slots back; an interrupt may lose one, never give it twice."""
+        self.read_s += fetch.waited_s
+        reads, fetch.waited_s = fetch.reads, 0.0
+        if whole:
+            self.hits += fetch.num_hits
+            reads.reverse()
+            while reads:
+                read = reads.pop()
+                residents = self._layers[read.key.layer]
+                residents.slots[read.key.expert] = read.slot
+                residents.policy.touch(read.key)
+                self.misses += 1
+                self.bytes_read += residents.stride
+        else:
+            fetch.abandoned = True
+            self.readers.settle(reads)
+            while reads:
+                read = reads.pop()
+                self.store.release(read.key, read.slot)
+        self._open = None
+
+    def _use_guess(self, residents: _LayerResidents, expert: int) -> bool:
+        """Make a guess resident, if it has been read by now."""
+        guess = residents.guesses.take_ended(residents.key(expert))
+        if guess is None:
+            return False
+        if guess.error is not None:
+            self.store.release(guess.key, guess.slot)
+            return False
+        residents.slots[expert] = guess.slot
+        self.bytes_read += residents.stride
+        self.useful_guesses += 1
+        return True
+
+    def _pass_guesses(self, residents: _LayerResidents) -> None:
+        """A layer has its turn: do not read what was guessed in vain and waits; the rest is the first to go."""
+        if not residents.guesses:
+            return
+        for guess in residents.guesses.pass_layer(residents.layer):
+            if self.readers.cancel(guess):
+                residents.guesses.take(guess.key)
+                self.store.release(guess.key, guess.slot)
+
+    def _acquire(self, residents: _LayerResidents, key: ExpertKey, needed: Container[ExpertKey]) -> int:
+        """A slot; when none is free, guesses in vain go for it, then experts outside of `needed`, then any guess."""
         while (slot := self.store.acquire(key)) is None:
-            victim = policy.victim(key, needed)
-            policy.forget(victim)
-            self.store.release(victim, self._layers[victim.layer].slots.pop(victim.expert))
-            self.evictions += 1
+            if not self._make_room(residents, key, needed):
+                guess = residents.guesses.take_oldest()
+                assert guess is not None, "the experts of one call fit"
+                self._drop(residents, guess)
         return slot
+
+    def _spare_slot(
+        self, residents: _LayerResidents, key: ExpertKey, protected: Container[ExpertKey]
+    ) -> int | None:
+        """A slot for a guess; None when only protected experts and guesses that may come true have one."""
+        while (slot := self.store.acquire(key)) is None:
+            if not self._make_room(residents, key, protected):
+                return None
+        return slot
+
+    def _make_room(
+        self, residents: _LayerResidents, newcomer: ExpertKey, protected: Container[ExpertKey]
+    ) -> bool:
+        """Free one slot without a wait: of a guess in vain, or of the policy's victim."""
+        guess = residents.guesses.take_passed()
+        if guess is not None:
+            self._drop(residents, guess)
+            return True
+        try:
+            victim = residents.policy.victim(newcomer, protected)
+        except LookupError:
+            return False
+        residents.policy.forget(victim)
+        self.store.release(victim, self._layers[victim.layer].slots.pop(victim.expert))
+        self.evictions += 1
+        return True
+
+    def _drop(self, residents: _LayerResidents, guess: Read) -> None:
+        """Give a guess's slot back."""
+        self.readers.settle([guess])
+        if guess.begun and guess.error is None:
+            self.wasted_guesses += 1
+            self.bytes_read += residents.stride
+        self.store.release(guess.key, guess.slot)
 
 
 class _LayerResidents:
     """Who is resident in one layer, and where."""
 
-    def __init__(self, layer: int, stride: int, policy: CachePolicy) -> None:
+    def __init__(self, layer: int, stride: int, policy: CachePolicy, guesses: ExpertGuesses) -> None:
+        self.layer = layer
         self.stride = stride
-        self.policy = policy  # shared with the other layers of the layout
+        self.policy = policy  # shared with the other layers of the layout, as are the guesses
+        self.guesses = guesses
         self.slots: dict[int, int] = {}  # expert -> slot
         self.keys: dict[int, ExpertKey] = {}  # expert -> key, made once
-        self._layer = layer
 
     def key(self, expert: int) -> ExpertKey:
         if expert not in self.keys:
-            self.keys[expert] = ExpertKey(self._layer, expert)
+            self.keys[expert] = ExpertKey(self.layer, expert)
         return self.keys[expert]

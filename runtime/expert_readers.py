@@ -1,10 +1,12 @@
-"""The threads that read experts."""
+"""The threads that read experts: what is needed now before what may be needed soon."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
-from threading import Condition
+from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,96 +14,153 @@ if TYPE_CHECKING:
 
     from lmpack.expert_key import ExpertKey
 
-    Read = Callable[[ExpertKey, int], object]
-
 NUM_READERS = 8
 """A drive needs several requests in flight; benchmarks/expert_reads.py shows what more gain."""
+MAX_GUESSES_IN_FLIGHT = 2
+"""A demand read shares the drive with the guesses it finds under way: this many at most."""
+
+
+@dataclass(slots=True, eq=False)
+class Read:
+    """One expert on its way into a slot."""
+
+    key: ExpertKey
+    slot: int
+    is_guess: bool = False  # nobody has asked for it yet
+    wakeup: SimpleQueue[None] = field(default_factory=SimpleQueue)  # gets an item when it has ended
+    begun: bool = False
+    ended: bool = False  # read, failed, or cancelled
+    error: BaseException | None = None
 
 
 class ExpertReaders:
-    """Runs one read per expert, several at once; no read outlives the batch that asked for it.
+    """Reads experts in threads: demands in their order, and guesses while no demand waits for a thread.
 
-    Called from one thread at a time.
+    All methods are for one thread. A second interrupt may end settle() or close() early: calling them again takes
+    the wait up where it was.
     """
 
-    def __init__(self, num_threads: int = NUM_READERS) -> None:
-        self._num_threads = num_threads
-        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="expert-reader")
-        self._batch: _Batch | None = None
+    # Queues and bare locks are written in C, so that an interrupt cannot leave them half done: a read that has
+    # ended says so first and wakes its owner then, who looks at the reads and not at what woke him.
 
-    def read(self, read: Read, keys: Sequence[ExpertKey], slots: Sequence[int]) -> None:
-        """Call read(key, slot) for each pair and return when all have ended.
+    def __init__(
+        self,
+        read: Callable[[ExpertKey, int], object],
+        num_threads: int = NUM_READERS,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`read(key, slot)` runs in `num_threads` threads and a few more for guesses; what it raises is kept."""
+        self._read = read
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._demands: deque[Read] = deque()
+        self._guesses: deque[Read] = deque()
+        self._num_running = 0
+        self._num_guesses_running = 0
+        self._busy_since = 0.0
+        self._busy_s = 0.0
+        self._closed = False
+        self._work: SimpleQueue[None] = SimpleQueue()  # an item for each read that was queued
+        # daemons: a process whose owner forgot close() ends all the same
+        self._threads = [
+            threading.Thread(target=self._run, name=f"expert-reader-{number}", daemon=True)
+            for number in range(num_threads + MAX_GUESSES_IN_FLIGHT)
+        ]
+        for thread in self._threads:
+            thread.start()
 
-        Raises what the first failing key raised, after the others have been read.
-        """
-        self.settle()
-        if len(keys) == 1:  # a hand-over to a thread would only cost time
-            read(keys[0], slots[0])
-            return
-        self._batch = batch = _Batch(read, keys, slots)
-        try:
-            for _ in range(min(len(keys), self._num_threads)):
-                self._executor.submit(batch.work)
-            batch.wait()
-        finally:
-            self.settle()
-        batch.raise_first_error()
+    @property
+    def busy_s(self) -> float:
+        """Seconds during which at least one read was under way."""
+        with self._lock:
+            return self._busy_s + (self._clock() - self._busy_since if self._num_running else 0.0)
 
-    def settle(self) -> None:
-        """Wait until no read is under way, and start none of those that an interrupted batch left waiting.
+    def start(self, read: Read) -> None:
+        """Queue a read; an error when closed."""
+        with self._lock:
+            if self._closed:
+                raise ValueError("the expert readers are closed")
+            (self._guesses if read.is_guess else self._demands).append(read)
+        self._work.put(None)
 
-        A second Ctrl-C may end this wait; the next call takes it up again, so that a slot is never filled by an
-        old read after a new one.
-        """
-        if self._batch is not None:
-            self._batch.cancel()
-            self._batch.wait()
-            self._batch = None
+    def demand(self, guess: Read, wakeup: SimpleQueue[None]) -> None:
+        """Make a guess a demand, wherever it is on its way; `wakeup` hears of it unless it has ended."""
+        with self._lock:
+            guess.wakeup = wakeup
+            guess.is_guess = False
+            if guess.begun:
+                self._num_guesses_running -= not guess.ended
+            elif not guess.ended:
+                self._guesses.remove(guess)
+                self._demands.append(guess)
+        self._work.put(None)
+
+    def cancel(self, read: Read) -> bool:
+        """See to it that a read does not begin; False when it has begun or ended."""
+        with self._lock:
+            if read.begun or read.ended:
+                return False
+            queue = self._guesses if read.is_guess else self._demands
+            if read in queue:  # it is not, when an interrupt came before start()
+                queue.remove(read)
+            read.ended = True
+            return True
+
+    def settle(self, reads: Sequence[Read]) -> None:
+        """Cancel those that have not begun and wait for the others: afterwards no thread touches their slots."""
+        wakeup: SimpleQueue[None] = SimpleQueue()
+        for read in reads:
+            if not self.cancel(read):
+                with self._lock:
+                    read.wakeup = wakeup
+        while not all(read.ended for read in reads):
+            wakeup.get()
 
     def close(self) -> None:
-        """Join the threads; a second time does nothing."""
-        self.settle()
-        self._executor.shutdown()
+        """Cancel what has not begun and join the threads; a second time does nothing."""
+        with self._lock:
+            self._closed = True
+            for queue in (self._demands, self._guesses):
+                while queue:
+                    queue.pop().ended = True
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads:
+            thread.join()
 
-
-class _Batch:
-    """Reads that wait, are under way, or have failed; it counts them itself, so that no interrupt loses one."""
-
-    def __init__(self, read: Read, keys: Sequence[ExpertKey], slots: Sequence[int]) -> None:
-        self._read = read
-        self._waiting = deque(enumerate(zip(keys, slots, strict=True)))
-        self._num_running = 0
-        self._errors: dict[int, BaseException] = {}  # by position in the batch
-        self._changed = Condition()
-
-    def work(self) -> None:
-        """Read until none waits; runs in several threads at once."""
+    def _run(self) -> None:
         while True:
-            with self._changed:
-                if not self._waiting:
-                    return
-                position, (key, slot) = self._waiting.popleft()
-                self._num_running += 1
-            try:
-                self._read(key, slot)
-            except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
-                self._errors[position] = error
-            finally:
-                with self._changed:
-                    self._num_running -= 1
-                    self._changed.notify()
+            self._work.get()
+            while (read := self._next()) is not None:
+                try:
+                    self._read(read.key, read.slot)
+                except BaseException as error:  # noqa: BLE001 (raised again by whoever waits for it)
+                    read.error = error
+                self._end(read)
+            if self._closed:
+                return
 
-    def wait(self) -> None:
-        """Return when no read waits or is under way."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._waiting and not self._num_running)
+    def _next(self) -> Read | None:
+        """Take the next read, if one may begin; a guess held back is taken by a thread that ends its read."""
+        with self._lock:
+            if self._demands:
+                read = self._demands.popleft()
+            elif self._guesses and self._num_guesses_running < MAX_GUESSES_IN_FLIGHT:
+                read = self._guesses.popleft()
+            else:
+                return None
+            if not self._num_running:
+                self._busy_since = self._clock()
+            read.begun = True
+            self._num_running += 1
+            self._num_guesses_running += read.is_guess
+            return read
 
-    def cancel(self) -> None:
-        """Start no more reads."""
-        with self._changed:
-            self._waiting.clear()
-
-    def raise_first_error(self) -> None:
-        """Raise the error of the read that comes first in the batch, if there is one."""
-        if self._errors:
-            raise self._errors[min(self._errors)]
+    def _end(self, read: Read) -> None:
+        with self._lock:
+            self._num_running -= 1
+            self._num_guesses_running -= read.is_guess
+            if not self._num_running:
+                self._busy_s += self._clock() - self._busy_since
+            read.ended = True
+            read.wakeup.put(None)

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Protocol
 from lmpack.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from lmpack.expert_key import ExpertKey
     from lmpack.pack import Pack
     from runtime.expert_bank import ExpertBank
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 class ExpertStore(Protocol):
     """Moves experts into slots of banks and decides nothing.
 
-    Called from one thread at a time; after close() every other call is a ValueError.
+    Called from one thread at a time, read() aside; after close() every other call is a ValueError.
     """
 
     @property
@@ -34,18 +32,17 @@ class ExpertStore(Protocol):
     def acquire(self, key: ExpertKey) -> int | None:
         """A slot of `bank(key.layer)` for an expert that has none; None when all are taken."""
 
-    def load(self, keys: Sequence[ExpertKey], slots: Sequence[int]) -> None:
-        """Read experts into the slots they acquired, in parallel; return when all are there.
+    def read(self, key: ExpertKey, slot: int) -> None:
+        """Read an expert into the slot it acquired; several threads may read at once, each another slot.
 
-        Raises StorageError, which names layer and expert, for the first that cannot be read. No slot is written
-        to after that, and the store goes on working.
+        Raises StorageError, which names layer and expert, when it cannot be read; the store goes on working.
         """
 
     def release(self, key: ExpertKey, slot: int) -> None:
-        """Give an expert's slot back; its bytes are gone."""
+        """Give back an expert's slot that nobody is reading into; its bytes are gone."""
 
     def close(self) -> None:
-        """Join all threads and give all memory back; a second time does nothing."""
+        """Give all memory back, when nobody is reading any more; a second time does nothing."""
 
 
 def open_store(name: str, pack: Pack, budget: MemoryBudget) -> ExpertStore:

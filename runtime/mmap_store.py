@@ -13,7 +13,6 @@ import numpy as np
 from runtime.address_range import AddressRange
 from runtime.expert_bank import ExpertBank
 from runtime.expert_files import ExpertFiles
-from runtime.expert_readers import NUM_READERS, ExpertReaders
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +42,6 @@ class MmapStore:
         pack: Pack,
         budget: MemoryBudget,
         *,
-        num_threads: int = NUM_READERS,
         max_mappings: int | None = None,
         populate: bool = True,
     ) -> None:
@@ -53,7 +51,6 @@ class MmapStore:
         """
         self._closed = False
         self._files = ExpertFiles(pack)
-        self._readers = ExpertReaders(num_threads)
         self._layers = {entry.layer: _LayerRange(entry, populate=populate) for entry in pack.manifest.layers}
         self._released: deque[ExpertKey] = deque()  # unmapped, not yet dropped from the page cache
         if max_mappings is None:
@@ -92,20 +89,22 @@ class MmapStore:
         places.taken += 1
         return key.expert
 
-    def load(self, keys: Sequence[ExpertKey], slots: Sequence[int]) -> None:
-        if keys:
-            self._layer(keys[0].layer)  # an error when closed
-        self._readers.read(self._map, keys, slots)
+    def read(self, key: ExpertKey, slot: int) -> None:
+        region = self._layer(key.layer)
+        self._drop_released()
+        with self._files.open(key) as descriptor:
+            for offset in range(0, region.stride, _WILLNEED_NBYTES):
+                nbytes = min(_WILLNEED_NBYTES, region.stride - offset)
+                os.posix_fadvise(descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
+            region.map(slot, descriptor)
 
     def release(self, key: ExpertKey, slot: int) -> None:
-        self._readers.settle()
         self._layer(key.layer).empty(slot)
         self._places[key.layer].taken -= 1
-        self._released.append(key)  # the next load drops them, in its threads and before it reads
+        self._released.append(key)  # the next read drops them first, in a thread of its own
 
     def close(self) -> None:
         self._closed = True
-        self._readers.close()
         for region in self._layers.values():
             region.close()
         self._layers.clear()
@@ -114,15 +113,6 @@ class MmapStore:
         if self._closed:
             raise ValueError("the expert store is closed")
         return self._layers[layer]
-
-    def _map(self, key: ExpertKey, slot: int) -> None:
-        self._drop_released()
-        region = self._layers[key.layer]
-        with self._files.open(key) as descriptor:
-            for offset in range(0, region.stride, _WILLNEED_NBYTES):
-                nbytes = min(_WILLNEED_NBYTES, region.stride - offset)
-                os.posix_fadvise(descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
-            region.map(slot, descriptor)
 
     def _drop_released(self) -> None:
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,8 @@ from runtime.memory_budget import MemoryBudget
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from runtime.expert_store import ExpertStore
 
     Parts = Sequence[tuple[str, str, tuple[int, ...]]]
 
@@ -91,6 +94,13 @@ def budget_with_slots(manifest: Manifest, *slots: int) -> MemoryBudget:
         layouts=layouts,
         slots=slots or tuple(layout.num_experts for layout in layouts),
     )
+
+
+def load(store: ExpertStore, keys: Sequence[ExpertKey], slots: Sequence[int]) -> None:
+    """Read experts into the slots they acquired, in eight threads; raise the first error of all."""
+    with ThreadPoolExecutor(8) as threads:
+        for _ in threads.map(store.read, keys, slots):
+            pass
 
 
 def all_keys(pack: Pack) -> list[ExpertKey]:
