@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from converters.copy_lanes import BUFFER_NBYTES, CopyLanes
+from lmpack.decompression import Decompressor
 from lmpack.drive import check_space, storage_errors, sync_path
-from lmpack.errors import PackError, StorageError, UsageError
+from lmpack.errors import PackError, StorageError, UnsupportedError, UsageError
 from lmpack.expert_key import ExpertKey
 from lmpack.manifest import SHARED_FILE
-from lmpack.pack import Pack
+from lmpack.pack import Pack, map_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from converters.copy_lanes import LentBuffer
     from lmpack.manifest import SourceFile, SourceSegment
 
 PARTIAL_SUFFIX = ".partial"
@@ -41,12 +43,22 @@ class ExportReport:
 
 
 @dataclass(frozen=True, slots=True)
+class _Form:
+    """What compressed bytes are."""
+
+    encoding: str
+    dtype: str
+    nbytes: int  # decompressed
+
+
+@dataclass(frozen=True, slots=True)
 class _Extent:
     """Bytes [offset, offset + nbytes) of a file of the pack."""
 
     path: Path
     offset: int
     nbytes: int
+    form: _Form | None = None  # in a compressed pack, of a tensor
 
 
 def export(
@@ -54,11 +66,13 @@ def export(
 ) -> ExportReport:
     """Write the source files of a pack into the folder dst; progress gets the number of bytes just read.
 
-    Raises UsageError when one of them exists there, PackError when a file does not come out with the source's
+    Raises UnsupportedError for a pack that is not reproducible, UsageError when one of the files exists there, PackError when a file does not come out with the source's
     SHA-256 (nothing is left under its name then), StorageError when the drive refuses.
     """
     started = time.perf_counter()
     pack = pack if isinstance(pack, Pack) else Pack.open(pack)
+    if not pack.manifest.reproducible:
+        raise UnsupportedError(f"{pack.path}: cannot give its source back: {pack.manifest.reason}")
     dst = Path(dst)
     files = pack.manifest.source.files
     for file in files:
@@ -87,11 +101,9 @@ def _export_file(
         path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("xb", buffering=0) as written:
             offset = 0
-            for extents in _batches(_extents(pack, file)):
-                nbytes = sum(extent.nbytes for extent in extents)
-                buffer = lanes.lend()
+            fill = _fill_decompressed if pack.manifest.is_compressed else _fill_as_it_is
+            for buffer, nbytes in fill(pack, file, lanes):
                 view = buffer.view[:nbytes]
-                _read_all(extents, view)
                 lanes.give(_HASH_LANE, buffer, partial(digest.update, view))
                 lanes.give(_WRITE_LANE, buffer, partial(_write_all, written.fileno(), view, offset))
                 buffer.release()
@@ -107,6 +119,46 @@ def _export_file(
             )
         unfinished.rename(path)
         sync_path(path.parent)
+
+
+def _fill_as_it_is(pack: Pack, file: SourceFile, lanes: CopyLanes) -> Iterator[tuple[LentBuffer, int]]:
+    """Yield buffers with a source file's bytes in file order, and how many each holds."""
+    for extents in _batches(_extents(pack, file)):
+        buffer = lanes.lend()
+        nbytes = sum(extent.nbytes for extent in extents)
+        _read_all(extents, buffer.view[:nbytes])
+        yield buffer, nbytes
+
+
+def _fill_decompressed(pack: Pack, file: SourceFile, lanes: CopyLanes) -> Iterator[tuple[LentBuffer, int]]:
+    """Do the same for a compressed pack."""
+    buffer, filled = lanes.lend(), 0
+    for piece in _decompressed_pieces(pack, file):
+        while piece.nbytes:
+            taken = min(piece.nbytes, BUFFER_NBYTES - filled)
+            buffer.view[filled : filled + taken] = piece[:taken]
+            piece, filled = piece[taken:], filled + taken
+            if filled == BUFFER_NBYTES:
+                yield buffer, filled
+                buffer, filled = lanes.lend(), 0
+    yield buffer, filled
+
+
+def _decompressed_pieces(pack: Pack, file: SourceFile) -> Iterator[memoryview]:
+    """Yield a source file's bytes in file order; each piece is valid until the next."""
+    decompressor = Decompressor()
+    for extent in _extents(pack, file):
+        end = extent.offset + extent.nbytes
+        stored = map_file(extent.path, end)[extent.offset :].data
+        if extent.form is None:
+            yield stored
+            continue
+        try:
+            yield from decompressor.pieces(
+                stored, extent.form.encoding, extent.form.dtype, extent.form.nbytes
+            )
+        except PackError as error:
+            raise PackError(f"{extent.path}: {error}; run: lmpack validate {pack.path}") from None
 
 
 def _extents(pack: Pack, file: SourceFile) -> Iterator[_Extent]:
@@ -126,14 +178,24 @@ def _segment_extents(pack: Pack, segment: SourceSegment) -> Iterator[_Extent]:
     kind, _, name = segment.tensor.partition(":")
     if kind == "shared":
         tensor = pack.manifest.tensor(name)
-        yield _Extent(pack.path / SHARED_FILE, tensor.offset, tensor.nbytes)
+        if tensor.stored is None:
+            yield _Extent(pack.path / SHARED_FILE, tensor.offset, tensor.nbytes)
+        else:
+            form = _Form(tensor.stored.encoding, tensor.dtype, tensor.nbytes)
+            yield _Extent(pack.path / SHARED_FILE, tensor.stored.offset, tensor.stored.nbytes, form)
         return
     numbers, _, role = name.rpartition(":")
     layer, *one = (int(number) for number in numbers.split(":"))
     entry = pack.manifest.layer(layer)
     part = entry.part(role)
+    position = entry.parts.index(part)
     for expert in one or range(entry.num_experts):
-        yield _Extent(pack.expert_path(ExpertKey(layer, expert)), part.offset, part.nbytes)
+        path, stored = pack.expert_path(ExpertKey(layer, expert)), entry.experts[expert].stored
+        if stored is None:
+            yield _Extent(path, part.offset, part.nbytes)
+        else:
+            form = _Form(stored.parts[position].encoding, part.dtype, part.nbytes)
+            yield _Extent(path, stored.offset(position), stored.parts[position].nbytes, form)
 
 
 def _batches(extents: Iterator[_Extent]) -> Iterator[list[_Extent]]:

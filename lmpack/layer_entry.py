@@ -10,6 +10,7 @@ from lmpack.alignment import PART_ALIGNMENT, align_up
 from lmpack.dtype import dtype_nbytes
 from lmpack.errors import PackError, UnsupportedError
 from lmpack.expert_key import ExpertKey
+from lmpack.storage import RAW_STORAGE, StoredExpert, parse_stored_expert
 from lmpack.strict_json import (
     MAX_INTEGER,
     JsonError,
@@ -22,7 +23,7 @@ from lmpack.strict_json import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 MAX_LAYERS = 65_536
 MAX_EXPERTS_PER_LAYER = 65_536
@@ -33,6 +34,7 @@ _ROLE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _LAYER_KEYS = frozenset({"layer", "stride", "parts", "experts"})
 _PART_KEYS = frozenset({"role", "dtype", "shape", "offset", "nbytes"})
 _EXPERT_KEYS = frozenset({"file", "nbytes", "sha256"})
+_STORED_EXPERT_KEYS = _EXPERT_KEYS | {"stored_sha256", "stored"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,27 @@ class ExpertEntry:
     """The file that holds one expert; identical experts share one."""
 
     file: str
-    nbytes: int  # the whole file, padding included
-    sha256: str  # of the whole file, padding included
+    nbytes: int  # the whole expert, padding included: the layer's stride
+    sha256: str  # of the whole expert, padding included
+    stored: StoredExpert | None = None  # how a compressed pack stores it; None: as it is
+
+    @property
+    def file_nbytes(self) -> int:
+        """The size of the file."""
+        return self.nbytes if self.stored is None else self.stored.nbytes
+
+    @property
+    def file_sha256(self) -> str:
+        """The SHA-256 of the file."""
+        return self.sha256 if self.stored is None else self.stored.sha256
+
+    def to_json(self) -> dict[str, object]:
+        """Give the expert as the manifest spells it."""
+        fields: dict[str, object] = {"file": self.file, "nbytes": self.nbytes, "sha256": self.sha256}
+        if self.stored is not None:
+            fields["stored_sha256"] = self.stored.sha256
+            fields["stored"] = [{"encoding": p.encoding, "nbytes": p.nbytes} for p in self.stored.parts]
+        return fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +156,19 @@ def check_role(value: object, at: str) -> str:
     return check_pattern(value, _ROLE, f"{at} role", "lower-case letters, digits and _, at most 64")
 
 
-def parse_layers(value: object, page_size: int) -> tuple[LayerEntry, ...]:
+def parse_layers(value: object, page_size: int, storage: str = RAW_STORAGE) -> tuple[LayerEntry, ...]:
     """Check the manifest's "layers": sorted, laid out by the rule, every file inside the pack."""
     layers: list[LayerEntry] = []
     keepers: dict[str, ExpertEntry] = {}  # file -> the first entry that names it
     for fields in check_list(value, "layers", longest=MAX_LAYERS):
         least = layers[-1].layer + 1 if layers else 0
-        layers.append(_parse_layer(fields, least, page_size, keepers))
+        layers.append(_parse_layer(fields, least, page_size, storage, keepers))
     return tuple(layers)
 
 
-def _parse_layer(value: object, least: int, page_size: int, keepers: dict[str, ExpertEntry]) -> LayerEntry:
+def _parse_layer(
+    value: object, least: int, page_size: int, storage: str, keepers: dict[str, ExpertEntry]
+) -> LayerEntry:
     at = f"after layer {least - 1}" if least else "layers"
     fields = check_object(value, _LAYER_KEYS, at)
     layer = check_int(
@@ -154,8 +177,9 @@ def _parse_layer(value: object, least: int, page_size: int, keepers: dict[str, E
     at = f"layer {layer}"
     parts, stride = _parse_parts(fields, at, page_size)
     entries = check_list(fields["experts"], f"{at} experts", shortest=1, longest=MAX_EXPERTS_PER_LAYER)
+    forms = None if storage == RAW_STORAGE else [(part.dtype, part.nbytes) for part in parts]
     experts = tuple(
-        _parse_expert(entry, ExpertKey(layer, expert), stride, keepers)
+        _parse_expert(entry, ExpertKey(layer, expert), stride, forms, keepers)
         for expert, entry in enumerate(entries)
     )
     return LayerEntry(layer, parts, stride, experts)
@@ -184,15 +208,23 @@ def _parse_parts(fields: dict[str, object], at: str, page_size: int) -> tuple[tu
     return laid_out, stride
 
 
-def _parse_expert(value: object, key: ExpertKey, stride: int, keepers: dict[str, ExpertEntry]) -> ExpertEntry:
+def _parse_expert(
+    value: object,
+    key: ExpertKey,
+    stride: int,
+    forms: Sequence[tuple[str, int]] | None,
+    keepers: dict[str, ExpertEntry],
+) -> ExpertEntry:
+    """Check one expert; forms are the (dtype, nbytes) of its parts in a compressed pack, None in others."""
     at = f"expert {key}"
-    fields = check_object(value, _EXPERT_KEYS, at)
+    fields = check_object(value, _EXPERT_KEYS if forms is None else _STORED_EXPERT_KEYS, at)
     if fields["nbytes"] != stride or type(fields["nbytes"]) is not int:
         raise JsonError(f"{at} nbytes: expected the layer's stride {stride}, got {fields['nbytes']!r:.40}")
     entry = ExpertEntry(
         check_str(fields["file"], f"{at} file", longest=64),
         stride,
         check_sha256(fields["sha256"], f"{at} sha256"),
+        None if forms is None else parse_stored_expert(fields["stored_sha256"], fields["stored"], forms, at),
     )
     # an expert's file is its own, or that of an identical expert before it: no other path can be named
     keeper = keepers.setdefault(entry.file, entry) if entry.file == key.file else keepers.get(entry.file)

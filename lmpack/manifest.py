@@ -8,13 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from lmpack.alignment import MAX_PAGE_SIZE, MIN_PAGE_SIZE, is_page_size
+from lmpack.converted_tensor import ConvertedTensor, as_in_source, parse_converted
 from lmpack.errors import ManifestError, PackError, UnsupportedError
 from lmpack.layer_entry import ExpertEntry, ExpertPart, LayerEntry, parse_layers
 from lmpack.source_file import Source, SourceFile, SourceSegment, parse_source
+from lmpack.storage import RAW_STORAGE, STORAGES
 from lmpack.strict_json import (
     MAX_INTEGER,
     JsonError,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConfigValue",
+    "ConvertedTensor",
     "ExpertEntry",
     "ExpertPart",
     "LayerEntry",
@@ -49,7 +52,7 @@ __all__ = [
 ]
 
 FORMAT_NAME = "lmpack"
-FORMAT_VERSION = 1
+FORMAT_VERSIONS = (1, 2)
 MANIFEST_FILE = "manifest.json"
 SHARED_FILE = "shared.bin"
 PROFILES_FOLDER = "profiles/"
@@ -62,7 +65,11 @@ MAX_TEXT = 4096
 ConfigScalar = bool | int | float | str
 ConfigValue = ConfigScalar | list[ConfigScalar]
 
-_PREFIX = f'{{"format": "{FORMAT_NAME}", "version": {FORMAT_VERSION}, "pack_id": "'.encode()
+_PREFIXES = {
+    version: f'{{"format": "{FORMAT_NAME}", "version": {version}, "pack_id": "'.encode()
+    for version in FORMAT_VERSIONS
+}
+_PREFIX_NBYTES = 47  # of each
 _NO_ID = b"0" * 64
 _MANIFEST_KEYS = frozenset(
     {
@@ -80,6 +87,7 @@ _MANIFEST_KEYS = frozenset(
         "shared",
     }
 )
+_MANIFEST_KEYS_2 = _MANIFEST_KEYS | {"storage", "converted"}
 _ARCHITECTURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")
 _CONFIG_KEY = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
@@ -98,6 +106,8 @@ class Manifest:
     reproducible: bool
     reason: str
     pack_id: str
+    storage: str = RAW_STORAGE
+    converted: tuple[ConvertedTensor, ...] = ()  # tensors whose bytes are not the source's
     _layer_index: dict[int, LayerEntry] = field(init=False, repr=False, compare=False)
     _tensor_index: dict[str, TensorInfo] = field(init=False, repr=False, compare=False)
 
@@ -105,6 +115,40 @@ class Manifest:
         """Index layers by number and shared tensors by name."""
         object.__setattr__(self, "_layer_index", {entry.layer: entry for entry in self.layers})
         object.__setattr__(self, "_tensor_index", {tensor.name: tensor for tensor in self.shared})
+
+    @property
+    def version(self) -> int:
+        """The oldest format version that can say all this."""
+        return 1 if self.storage == RAW_STORAGE and not self.converted else 2
+
+    @property
+    def is_compressed(self) -> bool:
+        """Tell whether files must be decompressed before their bytes mean anything."""
+        return self.storage != RAW_STORAGE
+
+    @property
+    def shared_file_nbytes(self) -> int:
+        """The size of shared.bin as it lies in the folder."""
+        if not self.is_compressed:
+            return self.shared_nbytes
+        return sum(tensor.stored.nbytes for tensor in self.shared if tensor.stored is not None)
+
+    def uncompressed(self) -> Manifest:
+        """Return the manifest, pack id and all, of the same pack with every file as it is."""
+        first_with: dict[str, str] = {}  # sha256 -> file; compressed, identical experts may have several
+        layers = tuple(
+            replace(
+                layer,
+                experts=tuple(
+                    ExpertEntry(first_with.setdefault(e.sha256, e.file), e.nbytes, e.sha256)
+                    for e in layer.experts
+                ),
+            )
+            for layer in self.layers
+        )
+        shared = tuple(replace(tensor, stored=None) for tensor in self.shared)
+        plain = replace(self, storage=RAW_STORAGE, layers=layers, shared=shared)
+        return replace(plain, pack_id=pack_id_of(_dump(plain)))
 
     @property
     def num_experts(self) -> int:
@@ -140,13 +184,13 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """Return the bytes of manifest.json, the same on every machine; pack_id is computed, not copied."""
         raw = _dump(self)
-        return raw.replace(_PREFIX + _NO_ID, _PREFIX + pack_id_of(raw).encode(), 1)
+        return raw[:_PREFIX_NBYTES] + pack_id_of(raw).encode() + raw[_PREFIX_NBYTES + len(_NO_ID) :]
 
 
 def pack_id_of(raw: bytes) -> str:
     """Return the SHA-256 of manifest.json with the digits of its pack_id set to zero, in hex."""
-    start = len(_PREFIX)
-    return hashlib.sha256(raw[:start] + _NO_ID + raw[start + len(_NO_ID) :]).hexdigest()
+    end = _PREFIX_NBYTES + len(_NO_ID)
+    return hashlib.sha256(raw[:_PREFIX_NBYTES] + _NO_ID + raw[end:]).hexdigest()
 
 
 def check_description(architecture: str, config: Mapping[str, ConfigValue]) -> None:
@@ -165,14 +209,15 @@ def _parse(raw: bytes) -> Manifest:
     if not isinstance(document, dict) or document.get("format") != FORMAT_NAME:
         raise JsonError(f'not an lmpack manifest: "format" must be "{FORMAT_NAME}"')
     version = check_int(document.get("version"), "version")
-    if version != FORMAT_VERSION:
+    if version not in FORMAT_VERSIONS:
+        known = " and ".join(map(str, FORMAT_VERSIONS))
         raise JsonError(
-            f"format version {version} is not known, this lmpack reads version {FORMAT_VERSION}; "
+            f"format version {version} is not known, this lmpack reads versions {known}; "
             "convert the model again, or use the lmpack that wrote it"
         )
-    fields = check_object(document, _MANIFEST_KEYS, "manifest")
-    if not raw.startswith(_PREFIX):
-        raise JsonError(f"must begin with the bytes {_PREFIX.decode()}")
+    fields = check_object(document, _MANIFEST_KEYS if version == 1 else _MANIFEST_KEYS_2, "manifest")
+    if not raw.startswith(_PREFIXES[version]):
+        raise JsonError(f"must begin with the bytes {_PREFIXES[version].decode()}")
     pack_id = check_sha256(fields["pack_id"], "pack_id")
     if pack_id != pack_id_of(raw):
         raise JsonError(
@@ -181,13 +226,18 @@ def _parse(raw: bytes) -> Manifest:
     page_size = check_int(fields["page_size"], "page_size", least=MIN_PAGE_SIZE, most=MAX_PAGE_SIZE)
     if not is_page_size(page_size):
         raise JsonError(f"page_size: expected a power of two, got {page_size}")
-    layers = parse_layers(fields["layers"], page_size)
-    shared, shared_nbytes = parse_shared(fields, page_size)
+    storage = RAW_STORAGE if version == 1 else _parse_storage(fields["storage"])
+    layers = parse_layers(fields["layers"], page_size, storage)
+    shared, shared_nbytes = parse_shared(fields, page_size, storage)
+    converted = () if version == 1 else parse_converted(fields["converted"], layers, shared)
+    source_layers, source_shared = as_in_source(layers, shared, converted)
     reproducible = check_bool(fields["reproducible"], "reproducible")
     reason = check_str(fields["reason"], "reason", shortest=0, longest=MAX_TEXT)
     if reproducible == bool(reason):
         raise JsonError("reason: must say why a pack is not reproducible, and be empty when it is")
-    return Manifest(
+    if reproducible and converted:
+        raise JsonError("reproducible: true, but tensors were converted")
+    manifest = Manifest(
         page_size=page_size,
         architecture=check_pattern(
             fields["architecture"], _ARCHITECTURE, "architecture", "a name like qwen3moe"
@@ -196,11 +246,23 @@ def _parse(raw: bytes) -> Manifest:
         layers=layers,
         shared=shared,
         shared_nbytes=shared_nbytes,
-        source=parse_source(fields["source"], layers, {tensor.name: tensor.nbytes for tensor in shared}),
+        source=parse_source(fields["source"], source_layers, source_shared),
         reproducible=reproducible,
         reason=reason,
         pack_id=pack_id,
+        storage=storage,
+        converted=converted,
     )
+    if manifest.version != version:
+        raise JsonError(f"version: {version}, but a pack like this is of version {manifest.version}")
+    return manifest
+
+
+def _parse_storage(value: object) -> str:
+    storage = check_str(value, "storage", longest=32)
+    if storage not in STORAGES:
+        raise JsonError(f"storage: expected {' or '.join(STORAGES)}, got {shown(storage)}")
+    return storage
 
 
 def _parse_architecture(value: object) -> str:
@@ -242,6 +304,7 @@ def _dump(manifest: Manifest) -> bytes:
         "config": _json(dict(sorted(manifest.config.items()))),
         "reproducible": _json(manifest.reproducible),
         "reason": _json(manifest.reason),
+        **(_dump_version_2(manifest) if manifest.version == 2 else {}),
         "source": _dump_source(manifest.source),
         "layers": _rows(
             _open_ended(entry.to_json(), "experts", _dump_experts(entry.experts)) for entry in manifest.layers
@@ -250,7 +313,14 @@ def _dump(manifest: Manifest) -> bytes:
         "shared": _rows(_json(tensor.to_json()) for tensor in manifest.shared),
     }
     lines = [f'"{key}": {value}' for key, value in values.items()]
-    return _PREFIX + _NO_ID + ('",\n' + ",\n".join(lines) + "\n}\n").encode("ascii")
+    return _PREFIXES[manifest.version] + _NO_ID + ('",\n' + ",\n".join(lines) + "\n}\n").encode("ascii")
+
+
+def _dump_version_2(manifest: Manifest) -> dict[str, str]:
+    return {
+        "storage": _json(manifest.storage),
+        "converted": _rows(_json(entry.to_json()) for entry in manifest.converted),
+    }
 
 
 def _dump_source(source: Source) -> str:
@@ -273,7 +343,7 @@ def _dump_source(source: Source) -> str:
 
 
 def _dump_experts(experts: Sequence[ExpertEntry]) -> str:
-    return _rows(_json({"file": e.file, "nbytes": e.nbytes, "sha256": e.sha256}) for e in experts)
+    return _rows(_json(expert.to_json()) for expert in experts)
 
 
 def _json(value: object) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lmpack.decompression import Decompressor
 from lmpack.errors import ManifestError, PackError, StorageError
 from lmpack.manifest import MANIFEST_FILE, MAX_MANIFEST_NBYTES, SHARED_FILE, Manifest
 from lmpack.pack_files import found_files, read_regular_file, wrong_files
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lmpack.expert_key import ExpertKey
-    from lmpack.manifest import ExpertEntry, SourceFile
+    from lmpack.manifest import ExpertEntry, SourceFile, TensorInfo
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -54,25 +55,53 @@ class Pack:
         problem = next(wrong_files(manifest, found_files(folder)), None)
         if problem is not None:
             raise PackError(f"{folder}: {problem}; run: lmpack validate {folder}")
-        return cls(folder, manifest, _map_shared(folder / SHARED_FILE, manifest.shared_nbytes))
+        return cls(folder, manifest, map_file(folder / SHARED_FILE, manifest.shared_file_nbytes))
 
     def expert_path(self, key: ExpertKey) -> Path:
         """Return the file that holds an expert; identical experts share one."""
         return self.path / self._entry(key).file
 
     def read_expert(self, key: ExpertKey) -> bytes:
-        """Return an expert's whole file, padding included; raise StorageError when the drive gives less."""
+        """Return a whole expert, padding included, decompressed where the pack is compressed.
+
+        Raises StorageError when the drive gives less than the file, PackError when it cannot be decompressed.
+        """
         entry = self._entry(key)
         path = self.path / entry.file
-        raw = read_regular_file(path, most=entry.nbytes)
-        if len(raw) != entry.nbytes:
-            raise StorageError(f"expert {key}: {path} gave {len(raw)} of {entry.nbytes} bytes")
-        return raw
+        raw = read_regular_file(path, most=entry.file_nbytes)
+        if len(raw) != entry.file_nbytes:
+            raise StorageError(f"expert {key}: {path} gave {len(raw)} of {entry.file_nbytes} bytes")
+        if entry.stored is None:
+            return raw
+        try:
+            pieces = Decompressor().expert_pieces(
+                memoryview(raw), entry, self.manifest.layer(key.layer).parts
+            )
+            return b"".join(bytes(piece) for piece in pieces)
+        except PackError as error:
+            raise PackError(f"expert {key}: {path}: {error}; run: lmpack validate {self.path}") from None
 
     def read_tensor(self, name: str) -> NDArray[np.uint8]:
-        """Return a shared tensor's bytes: a read-only view of the mapped file, 1-D."""
+        """Return a shared tensor's bytes, 1-D: a read-only view of the mapped file, or decompressed.
+
+        Raises PackError when it cannot be decompressed.
+        """
         tensor = self.manifest.tensor(name)
-        return self._shared[tensor.offset : tensor.offset + tensor.nbytes]
+        if tensor.stored is None:
+            return self._shared[tensor.offset : tensor.offset + tensor.nbytes]
+        raw = np.empty(tensor.nbytes, np.uint8)
+        try:
+            Decompressor().restore(self.stored_tensor(tensor), tensor.stored.encoding, tensor.dtype, raw.data)
+        except PackError as error:
+            raise PackError(
+                f"{self.path / SHARED_FILE}: {name}: {error}; run: lmpack validate {self.path}"
+            ) from None
+        return raw
+
+    def stored_tensor(self, tensor: TensorInfo) -> memoryview:
+        """Return a shared tensor's bytes as they lie in the file."""
+        place = tensor if tensor.stored is None else tensor.stored
+        return self._shared[place.offset : place.offset + place.nbytes].data
 
     def kept_path(self, source_file: SourceFile) -> Path:
         """Return the file that holds a source file, or what no segment of it covers."""
@@ -92,7 +121,8 @@ class Pack:
         return layer.experts[key.expert]
 
 
-def _map_shared(path: Path, nbytes: int) -> NDArray[np.uint8]:
+def map_file(path: Path, nbytes: int) -> NDArray[np.uint8]:
+    """Return a read-only view of the first nbytes of a file; raise StorageError when it cannot be mapped."""
     if nbytes == 0:  # an empty file cannot be mapped
         empty: NDArray[np.uint8] = np.empty(0, np.uint8)
         empty.flags.writeable = False

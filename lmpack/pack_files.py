@@ -44,11 +44,11 @@ class ExpectedFile:
 
 def expected_files(manifest: Manifest) -> dict[str, ExpectedFile]:
     """Return every file the manifest names, except itself, by its path inside the pack."""
-    files: dict[str, ExpectedFile] = {SHARED_FILE: ExpectedFile(manifest.shared_nbytes, None)}
+    files: dict[str, ExpectedFile] = {SHARED_FILE: ExpectedFile(manifest.shared_file_nbytes, None)}
     for layer in manifest.layers:
         for number, expert in enumerate(layer.experts):
             if expert.file not in files:
-                files[expert.file] = ExpectedFile(expert.nbytes, ExpertKey(layer.layer, number))
+                files[expert.file] = ExpectedFile(expert.file_nbytes, ExpertKey(layer.layer, number))
     for source_file in manifest.source.files:
         files[source_file.kept] = ExpectedFile(source_file.kept_nbytes, None)
     return files

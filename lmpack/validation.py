@@ -14,16 +14,18 @@ from pathlib import Path
 from threading import local
 from typing import TYPE_CHECKING
 
+from lmpack.decompression import Decompressor
 from lmpack.errors import ManifestError, PackError, StorageError, UsageError
 from lmpack.expert_key import ExpertKey
 from lmpack.manifest import MANIFEST_FILE, SHARED_FILE
-from lmpack.pack import read_manifest
+from lmpack.pack import map_file, read_manifest
 from lmpack.pack_files import Problem, expected_files, extra_files, found_files, open_regular, wrong_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from lmpack.manifest import LayerEntry, Manifest
+    from lmpack.manifest import ExpertEntry, LayerEntry, Manifest
+    from lmpack.tensor_info import TensorInfo
 
 __all__ = ["Problem", "ValidationReport", "validate"]
 
@@ -48,6 +50,14 @@ class ValidationReport:
 
 
 @dataclass(frozen=True, slots=True)
+class _Restored:
+    """What a compressed range must become: pieces() gives its bytes, from those of the range."""
+
+    sha256: str
+    pieces: Callable[[Decompressor, memoryview], Iterator[memoryview]]
+
+
+@dataclass(frozen=True, slots=True)
 class _Range:
     """A part of a file: [offset, offset + nbytes) is hashed, the bytes of each `zeros` [start, stop) are padding."""
 
@@ -58,6 +68,7 @@ class _Range:
     nbytes: int
     sha256: str
     zeros: tuple[tuple[int, int], ...]
+    restored: _Restored | None = None  # in a compressed pack
 
     @property
     def end(self) -> int:
@@ -110,14 +121,39 @@ def _ranges(manifest: Manifest) -> Iterator[_Range]:
             if expert.file not in seen:
                 seen.add(expert.file)
                 key = ExpertKey(layer.layer, number)
-                yield _Range(expert.file, key, "", 0, expert.nbytes, expert.sha256, _padding(layer))
+                yield _expert_range(layer, expert, key)
+    if manifest.is_compressed:
+        yield from map(_compressed_tensor_range, manifest.shared)
+    else:
+        yield from _tensor_ranges(manifest)
+    for file in manifest.source.files:
+        yield _Range(file.kept, None, "", 0, file.kept_nbytes, file.kept_sha256, ())
+
+
+def _expert_range(layer: LayerEntry, expert: ExpertEntry, key: ExpertKey) -> _Range:
+    if expert.stored is None:
+        return _Range(expert.file, key, "", 0, expert.nbytes, expert.sha256, _padding(layer))
+    restored = _Restored(expert.sha256, lambda d, file: d.expert_pieces(file, expert, layer.parts))
+    return _Range(expert.file, key, "", 0, expert.file_nbytes, expert.file_sha256, (), restored)
+
+
+def _compressed_tensor_range(tensor: TensorInfo) -> _Range:
+    stored = tensor.stored
+    assert stored is not None
+    restored = _Restored(
+        tensor.sha256,
+        lambda d, stored_bytes: d.pieces(stored_bytes, stored.encoding, tensor.dtype, tensor.nbytes),
+    )
+    name = f"tensor {tensor.name!r}: "
+    return _Range(SHARED_FILE, None, name, stored.offset, stored.nbytes, stored.sha256, (), restored)
+
+
+def _tensor_ranges(manifest: Manifest) -> Iterator[_Range]:
     ends = [tensor.offset for tensor in manifest.shared[1:]] + [manifest.shared_nbytes]
     for tensor, end in zip(manifest.shared, ends, strict=False):
         padding = ((tensor.offset + tensor.nbytes, end),)
         name = f"tensor {tensor.name!r}: "
         yield _Range(SHARED_FILE, None, name, tensor.offset, tensor.nbytes, tensor.sha256, padding)
-    for file in manifest.source.files:
-        yield _Range(file.kept, None, "", 0, file.kept_nbytes, file.kept_sha256, ())
 
 
 def _padding(layer: LayerEntry) -> tuple[tuple[int, int], ...]:
@@ -136,12 +172,13 @@ class _Checker:
         self._owners: dict[str, ExpertKey] = {}  # sha256 -> expert, to recognise files that were swapped
         for layer in manifest.layers:
             for number, expert in enumerate(layer.experts):
-                self._owners.setdefault(expert.sha256, ExpertKey(layer.layer, number))
+                self._owners.setdefault(expert.file_sha256, ExpertKey(layer.layer, number))
 
     def check(self, item: _Range) -> Problem | None:
         """Return what is wrong with a range, in one line."""
         try:
             digest, dirty = self._read(item)
+            restored = self._restore(item) if item.restored and digest == item.sha256 else None
         except (PackError, StorageError) as error:
             return Problem(item.file, item.key, f"{item.name}{error}")
         found = []
@@ -151,7 +188,20 @@ class _Checker:
             found.append(f"sha256 is {digest[:12]}…, the manifest says {item.sha256[:12]}…")
             if item.key is not None and digest in self._owners:
                 found.append(f"it holds the bytes of expert {self._owners[digest]}")
+        if restored is not None and item.restored is not None and restored != item.restored.sha256:
+            found.append(
+                f"decompressed, its sha256 is {restored[:12]}…, the manifest says {item.restored.sha256[:12]}…"
+            )
         return Problem(item.file, item.key, item.name + "; ".join(found)) if found else None
+
+    def _restore(self, item: _Range) -> str:
+        """Return the SHA-256 of what a compressed range decompresses to."""
+        assert item.restored is not None
+        digest = hashlib.sha256()
+        stored = map_file(self._folder / item.file, item.end)[item.offset :].data
+        for piece in item.restored.pieces(Decompressor(), stored):
+            digest.update(piece)
+        return digest.hexdigest()
 
     def _read(self, item: _Range) -> tuple[str, int | None]:
         """Return the SHA-256 of the range and the first byte of padding that is not zero."""

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import safetensors
 
-from lmpack import alignment, dtype, layer_entry, manifest, source_file, strict_json, tensor_info
+from lmpack import (
+    alignment,
+    converted_tensor,
+    dtype,
+    layer_entry,
+    manifest,
+    source_file,
+    strict_json,
+    tensor_info,
+)
 from lmpack.manifest import Source, SourceFile, SourceSegment
 from lmpack.pack_writer import PackWriter
 
@@ -123,7 +132,7 @@ def test_a_strangers_reader_gives_the_source_back(tiny_pack: TinyPack) -> None:
 
 @pytest.fixture
 def example(tmp_path: Path) -> Path:
-    """The pack of FORMAT.md's section 11."""
+    """The pack of FORMAT.md's section 12."""
     ups = [bytes(range(0x10, 0x18)), bytes(range(0x20, 0x28))]
     downs = [bytes(range(0x30, 0x38)), bytes(range(0x40, 0x48))]
     norm = struct.pack("<2f", 1.0, 1.0)
@@ -264,6 +273,7 @@ def test_the_table_of_dtypes_is_the_codes() -> None:
         ("keys of `config`; values in a list", manifest.MAX_CONFIG_KEYS),
         ("keys of `config`; values in a list", manifest.MAX_CONFIG_LIST),
         ("`reason`, string in `config`", manifest.MAX_TEXT),
+        ("converted tensors", converted_tensor.MAX_CONVERTED),
     ],
 )
 def test_every_limit_in_the_document_is_the_codes(row: str, limit: int) -> None:

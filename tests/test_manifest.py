@@ -117,11 +117,11 @@ def test_flipping_any_byte_of_the_manifest_is_noticed(tiny_pack: TinyPack) -> No
             raw[position] ^= 0x01
 
 
-@pytest.mark.parametrize("version", [0, 2, 10, 999])
+@pytest.mark.parametrize("version", [0, 3, 10, 999])
 def test_another_version_is_refused_and_ours_named(tiny_pack: TinyPack, version: int) -> None:
     raw = tiny_pack.manifest.to_bytes().replace(b'"version": 1', f'"version": {version}'.encode(), 1)
     with pytest.raises(
-        ManifestError, match=f"format version {version} is not known, this lmpack reads version 1"
+        ManifestError, match=f"format version {version} is not known, this lmpack reads versions 1 and 2"
     ):
         Manifest.parse(raw, WHERE)
 

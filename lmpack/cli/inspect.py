@@ -11,7 +11,7 @@ import click
 
 from lmpack.byte_size import format_nbytes
 from lmpack.cli.report import print_json
-from lmpack.manifest import FORMAT_VERSION, MANIFEST_FILE
+from lmpack.manifest import MANIFEST_FILE
 from lmpack.pack import Pack
 
 if TYPE_CHECKING:
@@ -57,9 +57,10 @@ def _pack_lines(source: str, manifest: Manifest) -> list[str]:
     files = manifest.source.files
     way_back = "export gives it back" if manifest.reproducible else f"no way back: {manifest.reason}"
     return [
-        f"{source}: lmpack format {FORMAT_VERSION}, {manifest.architecture}",
+        f"{source}: lmpack format {manifest.version}, {manifest.architecture}",
         f"pack id    {manifest.pack_id}",
         f"page size  {manifest.page_size}",
+        *([f"storage    {manifest.storage}"] if manifest.is_compressed else []),
         (
             f"source     {manifest.source.kind}, {_count(len(files), 'file')}, "
             f"{format_nbytes(sum(file.nbytes for file in files))}, {way_back}"
@@ -68,7 +69,7 @@ def _pack_lines(source: str, manifest: Manifest) -> list[str]:
             f"experts    {manifest.num_experts} in {_count(len(manifest.layers), 'layer')}, "
             f"{_count(len(_expert_files(manifest)), 'file')}, {format_nbytes(_experts_nbytes(manifest))}"
         ),
-        f"shared     {_count(len(manifest.shared), 'tensor')}, {format_nbytes(manifest.shared_nbytes)}",
+        f"shared     {_count(len(manifest.shared), 'tensor')}, {format_nbytes(manifest.shared_file_nbytes)}",
         *_dtype_lines(_pack_dtypes(manifest)),
         *_config_lines(manifest.config),
         *_layer_lines(manifest.layers),
@@ -79,9 +80,11 @@ def _pack_document(source: str, manifest: Manifest) -> dict[str, object]:
     return {
         "path": source,
         "kind": "lmpack",
-        "format_version": FORMAT_VERSION,
+        "format_version": manifest.version,
         "pack_id": manifest.pack_id,
         "page_size": manifest.page_size,
+        "storage": manifest.storage,
+        "converted": [entry.to_json() for entry in manifest.converted],
         "architecture": manifest.architecture,
         "config": dict(manifest.config),
         "reproducible": manifest.reproducible,
@@ -96,7 +99,7 @@ def _pack_document(source: str, manifest: Manifest) -> dict[str, object]:
         "num_experts": manifest.num_experts,
         "num_expert_files": len(_expert_files(manifest)),
         "experts_nbytes": _experts_nbytes(manifest),
-        "shared_nbytes": manifest.shared_nbytes,
+        "shared_nbytes": manifest.shared_file_nbytes,
         "dtypes": dict(_pack_dtypes(manifest)),
         "layers": [{**layer.to_json(), "num_experts": layer.num_experts} for layer in manifest.layers],
         "shared": [
@@ -134,7 +137,7 @@ def _checkpoint_document(source: str, checkpoint: Checkpoint) -> dict[str, objec
 
 
 def _expert_files(manifest: Manifest) -> dict[str, int]:
-    return {expert.file: expert.nbytes for layer in manifest.layers for expert in layer.experts}
+    return {expert.file: expert.file_nbytes for layer in manifest.layers for expert in layer.experts}
 
 
 def _experts_nbytes(manifest: Manifest) -> int:

@@ -1,0 +1,186 @@
+"""Compression: tensors as zstd frames, floats split into planes of bytes first.
+
+FORMAT.md, section 10, describes the bytes. A float's sign and exponent vary little from weight to weight; side by
+side they take a third of their size, while the mantissas beside them do not shrink at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import zstandard
+
+from lmpack.drive import storage_errors
+from lmpack.errors import StorageError, UsageError
+from lmpack.expert_key import ExpertKey
+from lmpack.manifest import SHARED_FILE
+from lmpack.storage import (
+    FRAME_NBYTES,
+    RAW_ENCODING,
+    StoredExpert,
+    StoredPart,
+    StoredTensor,
+    num_planes,
+    zstd_encoding,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+    from typing import BinaryIO
+
+    from lmpack.layer_entry import ExpertPart, LayerEntry
+    from lmpack.tensor_info import TensorInfo
+
+    Run = Callable[[Callable[[memoryview], bytes], Iterable[memoryview]], Iterator[bytes]]
+
+DEFAULT_LEVEL = 1
+"""Of zstd. Planes of bytes repeat nothing: higher levels find false repetitions and give larger files, slower."""
+MAX_LEVEL = 22
+WORTH_PERCENT = 95
+"""A tensor that zstd leaves above this share of its size is stored as it is."""
+TEMPORARY_SUFFIX = ".zstd"
+
+_READ_NBYTES = 16 * FRAME_NBYTES
+_METHOD = re.compile(r"zstd(?::([0-9]{1,2}))?")
+
+
+def parse_compression(text: str) -> int:
+    """Return the level that "zstd" or "zstd:LEVEL" asks for; raise UsageError for anything else."""
+    match = _METHOD.fullmatch(text)
+    level = int(match[1] or DEFAULT_LEVEL) if match else 0
+    if not 1 <= level <= MAX_LEVEL:
+        raise UsageError(
+            f"--compress {text}: expected zstd, or zstd:LEVEL with a level from 1 to {MAX_LEVEL}"
+        )
+    return level
+
+
+def compress_files(
+    folder: Path, layers: Sequence[LayerEntry], shared: Sequence[TensorInfo], level: int
+) -> tuple[tuple[LayerEntry, ...], tuple[TensorInfo, ...]]:
+    """Replace the expert files and shared.bin in folder by their compressed form; return how they are stored now.
+
+    Every expert must still have its own file. Raises StorageError.
+    """
+    owners: dict[
+        tuple[str, tuple[ExpertPart, ...]], str
+    ] = {}  # identical experts may be cut into other parts
+    files = [
+        [
+            owners.setdefault((expert.file, layer.parts), ExpertKey(layer.layer, number).file)
+            for number, expert in enumerate(layer.experts)
+        ]
+        for layer in layers
+    ]
+    parts = {file: layout for (_, layout), file in owners.items()}
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        experts = pool.map(lambda file: compress_expert(folder / file, parts[file], level), parts)
+        stored = dict(zip(parts, experts, strict=True))
+        tensors = compress_shared(folder / SHARED_FILE, shared, level, pool.map)
+    return (
+        tuple(
+            replace(
+                layer,
+                experts=tuple(
+                    replace(expert, file=file, stored=stored[file])
+                    for expert, file in zip(layer.experts, own, strict=True)
+                ),
+            )
+            for layer, own in zip(layers, files, strict=True)
+        ),
+        tuple(replace(tensor, stored=form) for tensor, form in zip(shared, tensors, strict=True)),
+    )
+
+
+def compress_expert(path: Path, parts: Sequence[ExpertPart], level: int) -> StoredExpert:
+    """Replace the whole expert file at path by its compressed form."""
+    written, digest = _compress_file(path, [(p.dtype, p.offset, p.nbytes) for p in parts], level, map)
+    return StoredExpert(digest, tuple(StoredPart(encoding, nbytes) for encoding, nbytes, _ in written))
+
+
+def compress_shared(path: Path, tensors: Sequence[TensorInfo], level: int, run: Run) -> list[StoredTensor]:
+    """Replace shared.bin by its compressed form; run is map, or that of a thread pool."""
+    written, _ = _compress_file(path, [(t.dtype, t.offset, t.nbytes) for t in tensors], level, run)
+    stored: list[StoredTensor] = []
+    end = 0
+    for encoding, nbytes, sha256 in written:
+        stored.append(StoredTensor(encoding, end, nbytes, sha256))
+        end += nbytes
+    return stored
+
+
+def compress_frame(raw: memoryview, planes: int, level: int) -> bytes:
+    """Return the zstd frame of one piece of at most FRAME_NBYTES."""
+    split = np.frombuffer(raw, np.uint8).reshape(-1, planes).T.tobytes() if planes > 1 else raw
+    return zstandard.ZstdCompressor(level=level, write_checksum=True).compress(split)
+
+
+class _Written(NamedTuple):
+    """What became of one tensor in a compressed file."""
+
+    encoding: str
+    nbytes: int
+    sha256: str
+
+
+def _compress_file(
+    path: Path, tensors: Sequence[tuple[str, int, int]], level: int, run: Run
+) -> tuple[list[_Written], str]:
+    """Replace a file by its (dtype, offset, nbytes) tensors, compressed; return what they became, and its SHA-256."""
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    digest = hashlib.sha256()
+    written = []
+    with (
+        storage_errors(path),
+        open(path, "rb", buffering=0) as old,
+        open(temporary, "wb", buffering=0) as new,
+    ):
+        for dtype, offset, nbytes in tensors:
+            start, before = new.tell(), digest.copy()
+            encode = partial(compress_frame, planes=num_planes(dtype), level=level)
+            encoding = zstd_encoding(dtype)
+            frames = (
+                frame
+                for block in _blocks(old, offset, nbytes)
+                for frame in run(
+                    encode, (block[at : at + FRAME_NBYTES] for at in range(0, len(block), FRAME_NBYTES))
+                )
+            )
+            sha256 = _write(new, frames, digest)
+            if (new.tell() - start) * 100 > nbytes * WORTH_PERCENT or not nbytes:
+                new.seek(start)
+                new.truncate()
+                digest, encoding = before, RAW_ENCODING
+                sha256 = _write(new, _blocks(old, offset, nbytes), digest)
+            written.append(_Written(encoding, new.tell() - start, sha256))
+        os.replace(temporary, path)
+    return written, digest.hexdigest()
+
+
+def _write(new: BinaryIO, blocks: Iterable[bytes | memoryview], digest: hashlib._Hash) -> str:
+    """Append blocks, adding them to the file's digest; return the SHA-256 of these alone."""
+    own = hashlib.sha256()
+    for block in blocks:
+        if new.write(block) != len(block):
+            raise StorageError("the drive took only a part of the bytes")
+        digest.update(block)
+        own.update(block)
+    return own.hexdigest()
+
+
+def _blocks(file: BinaryIO, offset: int, nbytes: int) -> Iterator[memoryview]:
+    file.seek(offset)
+    while nbytes:
+        block = file.read(min(_READ_NBYTES, nbytes))
+        if not block:
+            raise StorageError(f"ends {nbytes} bytes too early")
+        yield memoryview(block)
+        nbytes -= len(block)
