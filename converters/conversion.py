@@ -1,47 +1,39 @@
 """Conversion: one sequential pass over each source file, into a pack.
 
-The reader fills buffers with whole pieces; one lane hashes the file, the others write and hash the experts, each
-expert always in the same lane, so that its parts stay in order. The result does not depend on the number of lanes.
+The result does not depend on the number of threads, nor on how often the conversion was interrupted and resumed.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
-from dataclasses import dataclass
-from functools import partial
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-from zlib import crc32
 
 from converters.checkpoint import Checkpoint, open_checkpoint
-from converters.conversion_plan import (
-    ConversionPlan,
-    FilePlan,
-    PartPiece,
-    Piece,
-    RestPiece,
-    check_packable,
-    plan_conversion,
-)
+from converters.conversion_plan import ConversionPlan, check_packable, plan_conversion
 from converters.copy_lanes import BUFFER_NBYTES, CopyLanes
-from converters.source_reader import SLACK_NBYTES, SourceReader
+from converters.file_copy import CopyTools, FileCopy
+from converters.journal import Journal
+from converters.source_files import LocalFiles, SourceFiles
+from converters.source_reader import SLACK_NBYTES
 from lmpack.alignment import DEFAULT_PAGE_SIZE
 from lmpack.drive import check_space
-from lmpack.errors import UsageError
-from lmpack.manifest import Source, SourceFile
+from lmpack.errors import StorageError, UsageError
+from lmpack.expert_key import ExpertKey
+from lmpack.manifest import ExpertEntry, Manifest, Source, pack_id_of
+from lmpack.pack_files import expected_files
 from lmpack.pack_writer import PackWriter
-from lmpack.source_file import kept_path_of
+from lmpack.partial_folder import JOURNAL_FILE, PartialFolder
+from lmpack.validation import validate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from converters.checkpoint import CheckpointFile
-    from converters.copy_lanes import LentBuffer
-
 MAX_JOBS = 64
-_HASH_LANE = 0  # the writing lanes follow it
+_NO_HASH = "0" * 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +47,7 @@ class ConversionReport:
     num_experts: int  # of all layers together
     num_files: int  # of the source
     source_nbytes: int
+    resumed_nbytes: int  # of those: what an interrupted conversion had in the pack already
     left_out: tuple[str, ...]
     seconds: float
 
@@ -65,13 +58,17 @@ def convert(
     *,
     page_size: int = DEFAULT_PAGE_SIZE,
     jobs: int | None = None,
+    resume: bool = False,
+    files: SourceFiles | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> ConversionReport:
-    """Write the checkpoint at src as the pack dst; progress gets the number of source bytes just read.
+    """Write the checkpoint at src as the pack dst; progress gets the number of source bytes just done.
 
-    Raises CheckpointError or UnsupportedError for the source, UsageError when dst exists, StorageError when the
-    drive refuses. The source's files are read once, memory stays under 300 MB (more only when one part of one expert
-    is larger than 100 MB), and the pack is the same whatever jobs is.
+    With resume, what an interrupted conversion left in `dst.partial` is checked and taken over. files hands out the
+    checkpoint's files; by default they are where the checkpoint found them. Raises CheckpointError or
+    UnsupportedError for the source, UsageError when dst exists or what is to be resumed is about something else,
+    StorageError when the drive refuses. The source's files are read once, memory stays under 300 MB (more only when
+    one part of one expert is larger than 100 MB), and the pack is the same whatever jobs is.
     """
     started = time.perf_counter()
     jobs = _default_jobs() if jobs is None else jobs
@@ -81,33 +78,57 @@ def convert(
     plan = plan_conversion(checkpoint)
     description = checkpoint.describe()
     buffer_nbytes = max(BUFFER_NBYTES, plan.largest_part_nbytes)
-    with PackWriter(dst, page_size=page_size) as writer:
-        check_packable(checkpoint, plan, description, page_size)
+    with PackWriter(dst, page_size=page_size, resume=resume) as writer:
+        draft = check_packable(checkpoint, plan, description, page_size)
         _fix_layout(writer, plan)
+        folder = writer.folder
+        used_nbytes, used_files = folder.used()
         check_space(
             Path(dst),
-            writer.planned_nbytes + plan.kept_nbytes,
-            writer.planned_num_files + len(checkpoint.files),
+            writer.planned_nbytes + plan.kept_nbytes - used_nbytes,
+            writer.planned_num_files + len(checkpoint.files) - used_files,
         )
-        with CopyLanes(1 + jobs, buffer_nbytes + SLACK_NBYTES) as lanes:
-            copy = _FileCopy(writer, lanes, jobs, buffer_nbytes, progress or (lambda _: None))
-            files = [copy(file, todo) for file, todo in zip(checkpoint.files, plan.files, strict=True)]
-        manifest = writer.finish(
-            architecture=description.architecture,
-            config=description.config,
-            source=Source(checkpoint.kind, tuple(files)),
-        )
+        folder.create()
+        with _resumable(folder), Journal(folder.path / JOURNAL_FILE, draft.pack_id) as journal:
+            folder.refuse_strangers(draft)
+            source_nbytes = resumed_nbytes = sum(file.nbytes for file in checkpoint.files)
+            manifest = _complete_interrupted(folder, draft)
+            if manifest is None:
+                with CopyLanes(1 + jobs, buffer_nbytes + SLACK_NBYTES) as lanes:
+                    tools = CopyTools(
+                        writer,
+                        lanes,
+                        journal,
+                        files or LocalFiles(),
+                        jobs,
+                        buffer_nbytes,
+                        progress or _ignore,
+                    )
+                    copies = [
+                        FileCopy(tools, number, *file)
+                        for number, file in enumerate(zip(checkpoint.files, plan.files, strict=True))
+                    ]
+                    source = Source(checkpoint.kind, tuple(copy.run() for copy in copies))
+                resumed_nbytes = sum(copy.recalled_nbytes for copy in copies)
+                manifest = writer.finish(
+                    architecture=description.architecture, config=description.config, source=source
+                )
     return ConversionReport(
         path=Path(dst),
         pack_id=manifest.pack_id,
         architecture=manifest.architecture,
         num_layers=len(manifest.layers),
         num_experts=manifest.num_experts,
-        num_files=len(files),
-        source_nbytes=sum(file.nbytes for file in files),
+        num_files=len(checkpoint.files),
+        source_nbytes=source_nbytes,
+        resumed_nbytes=resumed_nbytes,
         left_out=checkpoint.left_out,
         seconds=time.perf_counter() - started,
     )
+
+
+def _ignore(_: int) -> None:
+    pass
 
 
 def _default_jobs() -> int:
@@ -121,86 +142,50 @@ def _fix_layout(writer: PackWriter, plan: ConversionPlan) -> None:
         writer.add_shared(name, dtype, shape)
 
 
-class _FileCopy:
-    """Copies source files one after the other; the lanes outlive each of them."""
-
-    def __init__(
-        self,
-        writer: PackWriter,
-        lanes: CopyLanes,
-        jobs: int,
-        buffer_nbytes: int,
-        progress: Callable[[int], None],
-    ) -> None:
-        self.writer = writer
-        self.lanes = lanes
-        self.jobs = jobs
-        self.buffer_nbytes = buffer_nbytes
-        self.progress = progress
-
-    def __call__(self, file: CheckpointFile, plan: FilePlan) -> SourceFile:
-        kept = kept_path_of(file.name, has_segments=bool(plan.segments))
-        if not plan.segments:
-            with SourceReader(file) as reader:
-                kept_nbytes, sha256 = self.writer.keep(kept, file.path)
-                reader.check_unchanged()
-            self.progress(kept_nbytes)
-            return SourceFile(file.name, kept_nbytes, sha256, kept, kept_nbytes, sha256, ())
-        sha256, rest = self._copy_tensors(file, plan)
-        kept_nbytes, kept_sha256 = self.writer.keep(kept, rest)
-        return SourceFile(file.name, file.nbytes, sha256, kept, kept_nbytes, kept_sha256, plan.segments)
-
-    def _copy_tensors(self, file: CheckpointFile, plan: FilePlan) -> tuple[str, bytearray]:
-        digest, rest, offset = hashlib.sha256(), bytearray(), 0
-        with SourceReader(file) as reader:
-            for pieces in _batches(plan.pieces(BUFFER_NBYTES), self.buffer_nbytes):
-                nbytes = sum(piece.nbytes for piece in pieces)
-                buffer = self.lanes.lend()
-                view = reader.read(buffer.view, offset, nbytes)
-                self.lanes.give(_HASH_LANE, buffer, partial(digest.update, view))
-                self._distribute(pieces, buffer, view, rest)
-                buffer.release()
-                offset += nbytes
-                self.progress(nbytes)
-            self.lanes.drain()
-            reader.check_unchanged()
-        return digest.hexdigest(), rest
-
-    def _distribute(
-        self, pieces: list[Piece], buffer: LentBuffer, batch: memoryview, rest: bytearray
-    ) -> None:
-        """Give each writing lane its pieces of a batch; what no tensor claims is collected here."""
-        todo: dict[int, list[Callable[[], None]]] = {}
-        start = 0
-        for piece in pieces:
-            view = batch[start : start + piece.nbytes]
-            start += piece.nbytes
-            if isinstance(piece, RestPiece):
-                rest += view
-            elif isinstance(piece, PartPiece):
-                write = partial(self.writer.write_part, piece.layer, piece.expert, piece.role, view)
-                todo.setdefault(piece.expert % self.jobs, []).append(write)
-            else:
-                write = partial(self.writer.write_shared, piece.name, piece.start, view)
-                todo.setdefault(crc32(piece.name.encode()) % self.jobs, []).append(write)
-        for lane, writes in todo.items():
-            self.lanes.give(_HASH_LANE + 1 + lane, buffer, partial(_run_all, writes))
+@contextmanager
+def _resumable(folder: PartialFolder) -> Iterator[None]:
+    """Say in a drive's error that the work is not lost."""
+    try:
+        yield
+    except StorageError as error:
+        raise StorageError(f"{error} (--resume continues with what is in {folder.path})") from error
 
 
-def _run_all(writes: list[Callable[[], None]]) -> None:
-    for write in writes:
-        write()
+def _complete_interrupted(folder: PartialFolder, draft: Manifest) -> Manifest | None:
+    """Finish a pack that was whole but for its name when the conversion ended; None when there is more to do."""
+    manifest = folder.manifest()
+    if manifest is None:
+        return None
+    if _layout_id(manifest) != draft.pack_id:
+        raise UsageError(
+            f"{folder.path}: is the pack of another source, or made with other settings; rename it to use it, or "
+            "delete it"
+        )
+    expected = expected_files(manifest)
+    if any(problem.file in expected for problem in validate(folder.path).problems):
+        folder.drop_manifest()
+        return None
+    folder.complete(manifest)
+    return manifest
 
 
-def _batches(pieces: Iterator[Piece], max_nbytes: int) -> Iterator[list[Piece]]:
-    """Group pieces that follow each other into lists of at most max_nbytes."""
-    batch: list[Piece] = []
-    nbytes = 0
-    for piece in pieces:
-        if batch and nbytes + piece.nbytes > max_nbytes:
-            yield batch
-            batch, nbytes = [], 0
-        batch.append(piece)
-        nbytes += piece.nbytes
-    if batch:
-        yield batch
+def _layout_id(manifest: Manifest) -> str:
+    """Return the pack id that the draft of this manifest has: without hashes, every expert in its own file."""
+    layers = tuple(
+        replace(
+            layer,
+            experts=tuple(
+                ExpertEntry(ExpertKey(layer.layer, number).file, expert.nbytes, _NO_HASH)
+                for number, expert in enumerate(layer.experts)
+            ),
+        )
+        for layer in manifest.layers
+    )
+    files = tuple(replace(file, sha256=_NO_HASH, kept_sha256=_NO_HASH) for file in manifest.source.files)
+    draft = replace(
+        manifest,
+        layers=layers,
+        shared=tuple(replace(tensor, sha256=_NO_HASH) for tensor in manifest.shared),
+        source=replace(manifest.source, files=files),
+    )
+    return pack_id_of(draft.to_bytes())

@@ -47,8 +47,9 @@ class SharedPiece:
 
 @dataclass(frozen=True, slots=True)
 class RestPiece:
-    """Bytes that no tensor claims: a header, padding."""
+    """Bytes that no tensor claims: a header, padding; start counts from the first of them in the file."""
 
+    start: int
     nbytes: int
 
 
@@ -73,9 +74,10 @@ class FilePlan:
 
     def pieces(self, max_nbytes: int) -> Iterator[Piece]:
         """Cut the whole file, first byte to last, into pieces of at most max_nbytes; only parts may be longer."""
-        end = 0
+        end = rest = 0
         for tensor, role in self.tensors:
-            yield from _rest(tensor.offset - end, max_nbytes)
+            yield from _rest(rest, tensor.offset - end, max_nbytes)
+            rest += tensor.offset - end
             end = tensor.offset + tensor.nbytes
             if isinstance(role, SharedTensor):
                 for start in range(0, tensor.nbytes, max_nbytes):
@@ -86,7 +88,7 @@ class FilePlan:
                 part_nbytes = tensor.nbytes // role.num_experts
                 for expert in range(role.num_experts):
                     yield PartPiece(role.layer, expert, role.role, part_nbytes)
-        yield from _rest(self.nbytes - end, max_nbytes)
+        yield from _rest(rest, self.nbytes - end, max_nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +148,8 @@ def plan_conversion(checkpoint: Checkpoint) -> ConversionPlan:
 
 def check_packable(
     checkpoint: Checkpoint, plan: ConversionPlan, description: ModelDescription, page_size: int
-) -> None:
-    """Write the manifest with empty hashes and read it back; raises CheckpointError for what it cannot hold.
+) -> Manifest:
+    """Write the manifest with empty hashes, read it back and return it; raises CheckpointError for what it cannot hold.
 
     So a name or a number that format 1 refuses is found before the first byte is copied, not after the last.
     """
@@ -184,7 +186,7 @@ def check_packable(
         pack_id="",
     )
     try:
-        Manifest.parse(draft.to_bytes(), checkpoint.path)
+        return Manifest.parse(draft.to_bytes(), checkpoint.path)
     except ManifestError as error:
         raise CheckpointError(f"{error} (a pack cannot hold this)") from error
 
@@ -247,9 +249,9 @@ def _segment_name(role: TensorRole) -> str:
     return f"expert:{role.layer}:{role.expert}:{role.role}"
 
 
-def _rest(nbytes: int, max_nbytes: int) -> Iterator[RestPiece]:
+def _rest(first: int, nbytes: int, max_nbytes: int) -> Iterator[RestPiece]:
     for start in range(0, nbytes, max_nbytes):
-        yield RestPiece(min(max_nbytes, nbytes - start))
+        yield RestPiece(first + start, min(max_nbytes, nbytes - start))
 
 
 def _parts(file: FilePlan) -> Iterator[PartPiece]:

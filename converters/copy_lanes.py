@@ -19,17 +19,22 @@ if TYPE_CHECKING:
 
 BUFFER_NBYTES = 8 << 20
 BUFFERS_NBYTES = 128 << 20  # of all buffers together, unless two of the longest parts need more
+MAX_BUFFERS = 16
 
 
 class LentBuffer:
     """A buffer of the pool; every holder calls release() once."""
 
-    __slots__ = ("_home", "_lock", "_num_holders", "view")
+    __slots__ = ("_done", "_failed", "_home", "_lock", "_num_holders", "view")
 
-    def __init__(self, view: memoryview, home: SimpleQueue[memoryview]) -> None:
+    def __init__(
+        self, view: memoryview, home: SimpleQueue[memoryview], done: Callable[[], None] | None
+    ) -> None:
         """Start with one holder: the caller of lend()."""
         self.view = view
         self._home = home
+        self._done = done
+        self._failed = False
         self._num_holders = 1
         self._lock = Lock()
 
@@ -38,13 +43,16 @@ class LentBuffer:
         with self._lock:
             self._num_holders += 1
 
-    def release(self) -> None:
-        """Drop a holder; the last one gives the memory back."""
+    def release(self, *, failed: bool = False) -> None:
+        """Drop a holder; the last one gives the memory back, and says so unless one has failed."""
         with self._lock:
+            self._failed |= failed
             self._num_holders -= 1
             is_last = self._num_holders == 0
         if is_last:
             self._home.put(self.view)
+            if self._done is not None and not self._failed:
+                self._done()
 
 
 class CopyLanes:
@@ -53,7 +61,7 @@ class CopyLanes:
     def __init__(self, num_lanes: int, buffer_nbytes: int = BUFFER_NBYTES) -> None:
         """Make the pool; a buffer has at least buffer_nbytes, in anonymous memory that is touched when used."""
         self._free: SimpleQueue[memoryview] = SimpleQueue()
-        for _ in range(max(2, BUFFERS_NBYTES // max(buffer_nbytes, 1))):
+        for _ in range(min(MAX_BUFFERS, max(2, BUFFERS_NBYTES // max(buffer_nbytes, 1)))):
             self._free.put(memoryview(mmap.mmap(-1, max(buffer_nbytes, 1))))
         self._lanes = [ThreadPoolExecutor(1, f"lane-{number}") for number in range(num_lanes)]
         self._failure: BaseException | None = None
@@ -69,29 +77,34 @@ class CopyLanes:
         for lane in self._lanes:
             lane.shutdown(wait=True, cancel_futures=error is not None)
 
-    def lend(self) -> LentBuffer:
-        """Wait for a free buffer; raises what a lane has raised."""
+    def lend(self, done: Callable[[], None] | None = None) -> LentBuffer:
+        """Wait for a free buffer; raises what a lane has raised.
+
+        done is called, from any thread, when all work that was given with the buffer has succeeded.
+        """
         view = self._free.get()
         self._raise_failure()
-        return LentBuffer(view, self._free)
+        return LentBuffer(view, self._free, done)
 
     def give(self, lane: int, buffer: LentBuffer, work: Callable[[], None]) -> None:
         """Queue work that reads the buffer; the lane releases it afterwards."""
         buffer.hold()
         self._lanes[lane].submit(self._run, buffer, work).add_done_callback(self._note_failure)
 
-    def drain(self) -> None:
-        """Return when all work given so far is done; raises the first failure."""
-        for lane in self._lanes:
-            lane.submit(lambda: None).result()
+    def drain(self, lane: int | None = None) -> None:
+        """Return when all work given so far, to one lane or to all, is done; raises the first failure."""
+        for one in self._lanes if lane is None else [self._lanes[lane]]:
+            one.submit(lambda: None).result()
         self._raise_failure()
 
     def _run(self, buffer: LentBuffer, work: Callable[[], None]) -> None:
+        failed = True
         try:
             if self._failure is None:
                 work()
+                failed = False
         finally:
-            buffer.release()
+            buffer.release(failed=failed)
 
     def _note_failure(self, done: Future[None]) -> None:
         if not done.cancelled():

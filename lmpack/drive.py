@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _ADVICE = {
-    errno.ENOSPC: "no space (or inodes) left on the drive; free some and start again",
-    errno.EDQUOT: "your disk quota is used up; free some space and start again",
+    errno.ENOSPC: "no space (or inodes) left on the drive; free some and run it again",
+    errno.EDQUOT: "your disk quota is used up; free some space and run it again",
     errno.EROFS: "the file system is read-only; choose another destination",
     errno.EACCES: "permission denied; choose another destination or change its permissions",
     errno.EPERM: "permission denied; choose another destination or change its permissions",
     errno.EFBIG: "the file system cannot hold a file this large; choose another drive",
     errno.ENAMETOOLONG: "the name is too long for this file system; choose a shorter one",
+    errno.ENOTDIR: "a file stands where a folder is needed; choose another destination",
     errno.EIO: "the drive reports an input/output error; check it before you trust it",
 }
 
@@ -37,6 +38,10 @@ def check_space(path: Path, nbytes: int, num_files: int) -> None:
         existing = existing.parent
     with storage_errors(existing):
         drive = os.statvfs(existing)
+        if drive.f_flag & os.ST_RDONLY:  # such a file system also says that it has no room
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        if not existing.is_dir():
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     free_nbytes = drive.f_bavail * drive.f_frsize
     if free_nbytes < nbytes:
         raise StorageError(

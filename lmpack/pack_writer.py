@@ -5,7 +5,6 @@ The bytes depend on what is written, never on the order, the number of threads o
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +12,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Self
 
 from lmpack.alignment import DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, MIN_PAGE_SIZE, align_up, is_page_size
-from lmpack.drive import storage_errors, sync_path, sync_tree
-from lmpack.errors import PackError, StorageError, UnsupportedError, UsageError
+from lmpack.drive import storage_errors
+from lmpack.errors import PackError, UnsupportedError, UsageError
 from lmpack.expert_key import ExpertKey
 from lmpack.layer_entry import check_role, lay_out_parts, parse_dtype_and_shape
 from lmpack.manifest import (
@@ -26,10 +25,11 @@ from lmpack.manifest import (
     TensorInfo,
     check_description,
 )
+from lmpack.partial_folder import PartialFolder
 from lmpack.source_file import KEPT_FOLDER, check_relative_path
 from lmpack.strict_json import JsonError
 from lmpack.tensor_info import check_tensor_name
-from lmpack.write_progress import LayerProgress, TensorProgress
+from lmpack.write_progress import LayerProgress, StreamProgress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     Buffer = bytes | bytearray | memoryview
 
-PARTIAL_SUFFIX = ".partial"
 COPY_NBYTES = 8 * 1024 * 1024
 
 
@@ -47,12 +46,13 @@ class PackWriter:
     """Builds the pack `path` in `path.partial`; nothing that looks like a pack exists until finish() returns.
 
     First add every layer and shared tensor (this fixes the layout), then write their bytes, then finish().
-    Parts and different shared tensors may be written by different threads, which must have ended before the
-    writer is closed. After an error the `.partial` folder stays for inspection. Wrong calls raise ValueError:
-    they are bugs of the caller.
+    Parts and different tensors may be written by different threads, which must have ended before the writer is
+    closed. After an error the `.partial` folder stays, and a writer with `resume` can take it over: what
+    recall_part() and its siblings give back is handed to write_part() and its siblings as `stored`, which then
+    only hash it. Wrong calls raise ValueError: they are bugs of the caller.
     """
 
-    def __init__(self, path: Path | str, *, page_size: int = DEFAULT_PAGE_SIZE) -> None:
+    def __init__(self, path: Path | str, *, page_size: int = DEFAULT_PAGE_SIZE, resume: bool = False) -> None:
         """Refuse (UsageError) a destination that exists; nothing is created before the first byte is written."""
         if not is_page_size(page_size):
             raise UsageError(
@@ -61,15 +61,13 @@ class PackWriter:
         named = Path(path).name not in ("", "..")
         self.path = Path(path) if named else Path(os.path.abspath(path))
         self.page_size = page_size
-        self.partial = self.path.with_name(self.path.name + PARTIAL_SUFFIX)
-        _refuse_existing(self.path, "choose another name, or delete it first")
-        _refuse_existing(self.partial, "an interrupted conversion left it; delete it first")
+        self.folder = PartialFolder(self.path, resume=resume)
         self._layers: dict[int, LayerProgress] = {}
-        self._shared: dict[str, TensorProgress] = {}
+        self._shared: dict[str, tuple[TensorInfo, StreamProgress]] = {}
         self._shared_end = 0
-        self._kept: dict[str, tuple[int, str]] = {}
+        self._kept: dict[str, StreamProgress] = {}
         self._lock = Lock()
-        self._shared_file: int | None = None  # open from the first byte written to the end
+        self._started = False
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -79,16 +77,8 @@ class PackWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close what is open; without finish() the `.partial` folder stays as it is."""
-        self.close()
-
-    def close(self) -> None:
-        """Close shared.bin; calling it twice does no harm."""
-        with self._lock:
-            self._closed = True
-            if self._shared_file is not None:
-                os.close(self._shared_file)
-                self._shared_file = None
+        """Take no more bytes; without finish() the `.partial` folder stays as it is."""
+        self._closed = True
 
     @property
     def planned_nbytes(self) -> int:
@@ -136,10 +126,10 @@ class PackWriter:
         except JsonError as error:
             raise UnsupportedError(f"a pack cannot hold {error}") from None
         start = align_up(self._shared_end, self.page_size)
-        self._shared[name] = TensorProgress(TensorInfo(name, dtype, shape, start, nbytes, ""))
+        self._shared[name] = (TensorInfo(name, dtype, shape, start, nbytes, ""), StreamProgress())
         self._shared_end = start + nbytes
 
-    def write_part(self, layer: int, expert: int, role: str, data: Buffer) -> None:
+    def write_part(self, layer: int, expert: int, role: str, data: Buffer, *, stored: bool = False) -> None:
         """Write one whole part of one expert; parts and experts come in any order, from any thread.
 
         Parts that come in layout order are hashed as they pass; otherwise the finished file is read back once.
@@ -152,60 +142,88 @@ class PackWriter:
         if view.nbytes != part.nbytes:
             raise ValueError(f"expert {key}: {role} takes {part.nbytes} bytes, got {view.nbytes}")
         self._start()
-        path = self.partial / key.file
-        with progress.lock, storage_errors(path):
+        with progress.lock:
             if position in progress.written:
                 raise ValueError(f"expert {key}: {role} was written before")
             whole = len(progress.written) + 1 == len(entry.parts)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                _write_all(descriptor, view, part.offset)
-                if whole:
-                    os.ftruncate(descriptor, entry.stride)
-            finally:
-                os.close(descriptor)
+            if whole and self.folder.resume:
+                self._clear_padding(key.file, entry)
+            if whole or not stored:
+                written = view[:0] if stored else view
+                self.folder.write(key.file, part.offset, written, file_nbytes=entry.stride if whole else None)
             progress.add(position, part, view)
             if whole:
-                progress.finish(path, entry.stride)
+                with storage_errors(self.folder.path / key.file):
+                    progress.finish(self.folder.path / key.file, entry.stride)
 
-    def write_shared(self, name: str, offset: int, data: Buffer) -> None:
+    def write_shared(self, name: str, offset: int, data: Buffer, *, stored: bool = False) -> None:
         """Write the next bytes of a shared tensor; offset counts from the tensor's start and leaves no gap."""
-        progress, view = self._shared[name], memoryview(data).cast("B")
-        tensor = progress.tensor
+        (tensor, progress), view = self._shared[name], memoryview(data).cast("B")
         if offset != progress.written_nbytes or offset + view.nbytes > tensor.nbytes:
             raise ValueError(
                 f"shared tensor {name!r}: bytes {offset}+{view.nbytes} do not follow {progress.written_nbytes} "
                 f"of {tensor.nbytes}"
             )
-        descriptor = self._start()
-        with storage_errors(self.partial / SHARED_FILE):
-            _write_all(descriptor, view, tensor.offset + offset)
-        progress.digest.update(view)
-        progress.written_nbytes += view.nbytes
+        self._start()
+        if not stored:
+            self.folder.write(SHARED_FILE, tensor.offset + offset, view)
+        progress.add(view)
 
-    def keep(self, kept: str, data: Buffer | Path) -> tuple[int, str]:
-        """Store a source file, or the rest of one, at `kept` (source/...); return its size and SHA-256.
+    def write_kept(self, kept: str, offset: int, data: Buffer, *, stored: bool = False) -> None:
+        """Write the next bytes of a source file, or of the rest of one, at `kept` (source/...).
 
         Raises UnsupportedError for a name that would leave the pack or that other systems cannot store.
         """
-        try:
-            check_relative_path(kept, "kept file")
-        except JsonError as error:
-            raise UnsupportedError(f"{error}; rename the source file") from None
-        if kept in self._kept or not kept.startswith(KEPT_FOLDER):
-            raise ValueError(f"kept file {kept!r}: stands twice, or not below {KEPT_FOLDER}")
+        progress, view = self._kept.get(kept), memoryview(data).cast("B")
+        if progress is None:
+            try:
+                check_relative_path(kept, "kept file")
+            except JsonError as error:
+                raise UnsupportedError(f"{error}; rename the source file") from None
+            if not kept.startswith(KEPT_FOLDER):
+                raise ValueError(f"kept file {kept!r}: not below {KEPT_FOLDER}")
+            progress = self._kept.setdefault(kept, StreamProgress())
+        if offset != progress.written_nbytes:
+            raise ValueError(f"kept file {kept!r}: byte {offset} does not follow {progress.written_nbytes}")
         self._start()
-        path = self.partial / kept
-        digest, nbytes = hashlib.sha256(), 0
-        with storage_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path, "xb") as file:
-                for chunk in _chunks(data):
-                    file.write(chunk)
-                    digest.update(chunk)
-                    nbytes += len(chunk)
-        self._kept[kept] = (nbytes, digest.hexdigest())
-        return self._kept[kept]
+        if not stored:
+            path = self.folder.path / kept
+            with storage_errors(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.write(kept, offset, view)
+        progress.add(view)
+
+    def keep(self, kept: str, data: Buffer | Path) -> tuple[int, str]:
+        """Write a whole kept file, from memory or from a file; return its size and SHA-256."""
+        if kept in self._kept:
+            raise ValueError(f"kept file {kept!r}: stands twice")
+        offset = 0
+        for chunk in _chunks(data):
+            self.write_kept(kept, offset, chunk)
+            offset += len(chunk)
+        return self.kept(kept)
+
+    def kept(self, kept: str) -> tuple[int, str]:
+        """Return the size and the SHA-256 of a kept file so far."""
+        progress = self._kept[kept]
+        return progress.written_nbytes, progress.digest.hexdigest()
+
+    def recall_part(self, layer: int, expert: int, role: str, view: memoryview) -> bool:
+        """Fill view with what an earlier run wrote of a part; False when the drive has less than that.
+
+        Whether these are the right bytes is for the caller to know.
+        """
+        entry = self._layers[layer]
+        offset = entry.parts[entry.positions[role]].offset
+        return self.folder.read_back(ExpertKey(layer, expert).file, offset, view)
+
+    def recall_shared(self, name: str, offset: int, view: memoryview) -> bool:
+        """Do what recall_part does, for bytes of a shared tensor."""
+        return self.folder.read_back(SHARED_FILE, self._shared[name][0].offset + offset, view)
+
+    def recall_kept(self, kept: str, offset: int, view: memoryview) -> bool:
+        """Do what recall_part does, for bytes of a kept file."""
+        return self.folder.read_back(kept, offset, view)
 
     def finish(
         self,
@@ -220,7 +238,7 @@ class PackWriter:
 
         Raises PackError when bytes are missing, ManifestError when the manifest would not be readable.
         """
-        shared_file = self._start()
+        self._start()
         check_description(architecture, config)
         layers = self._finished_layers()
         shared_nbytes = align_up(self._shared_end, self.page_size)
@@ -241,52 +259,55 @@ class PackWriter:
         manifest = Manifest.parse(
             raw, self.path / MANIFEST_FILE
         )  # what no reader would take is never written
-        with storage_errors(self.partial):
-            os.ftruncate(shared_file, shared_nbytes)
-            self.close()
-            self._drop_duplicates(layers)
-            sync_tree(self.partial)
-            with open(self.partial / MANIFEST_FILE, "xb") as file:
-                file.write(raw)
-                file.flush()
-                os.fsync(file.fileno())
-            sync_path(self.partial)
-            _refuse_existing(
-                self.path, f"it appeared meanwhile; the pack is whole in {self.partial}, rename it"
-            )
-            os.rename(self.partial, self.path)
-            sync_path(self.path.absolute().parent)
+        for kept in self._kept:
+            self.folder.write(kept, 0, b"", file_nbytes=self.kept(kept)[0])
+        self.folder.write(SHARED_FILE, 0, b"", file_nbytes=shared_nbytes)
+        if self.folder.resume:
+            self._clear_shared_padding(shared_nbytes)
+        self._closed = True
+        self.folder.publish(raw, manifest)
         return manifest
 
-    def _start(self) -> int:
-        """Create the folders on the first call; return the descriptor of shared.bin."""
-        descriptor = self._shared_file
-        if descriptor is not None:
-            return descriptor
+    def _start(self) -> None:
+        """Create the folders on the first call."""
+        if self._closed:
+            raise ValueError(f"{self.path}: the writer is closed")
         with self._lock:
-            if self._closed:
-                raise ValueError(f"{self.path}: the writer is closed")
-            if self._shared_file is None:
-                with storage_errors(self.partial):
-                    os.makedirs(self.partial)
+            if not self._started:
+                self.folder.create()
+                with storage_errors(self.folder.path):
                     for layer in self._layers:
-                        (self.partial / ExpertKey(layer, 0).file).parent.mkdir(parents=True)
-                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                    self._shared_file = os.open(self.partial / SHARED_FILE, flags, 0o666)
-            return self._shared_file
+                        file = self.folder.path / ExpertKey(layer, 0).file
+                        file.parent.mkdir(parents=True, exist_ok=self.folder.resume)
+                self._started = True
+
+    def _clear_padding(self, file: str, entry: LayerProgress) -> None:
+        """An earlier run left zeros between and after the parts; nobody knows what became of them since."""
+        for start, nbytes in entry.gaps:
+            self.folder.write(file, start, bytes(nbytes))
+        self.folder.write(file, 0, b"", file_nbytes=entry.parts[-1].offset + entry.parts[-1].nbytes)
+
+    def _clear_shared_padding(self, shared_nbytes: int) -> None:
+        tensors = [tensor for tensor, _ in self._shared.values()]
+        ends = [tensor.offset for tensor in tensors[1:]] + [shared_nbytes]
+        for tensor, end in zip(tensors, ends, strict=False):
+            start = tensor.offset + tensor.nbytes
+            self.folder.write(SHARED_FILE, start, bytes(end - start))
 
     def _refuse_late(self) -> None:
-        if self._shared_file is not None or self._closed:
+        if self._started or self._closed:
             raise ValueError(f"{self.path}: the layout is fixed once bytes are written")
 
     def _finished_shared(self) -> tuple[TensorInfo, ...]:
-        for progress in self._shared.values():
-            tensor, written_nbytes = progress.tensor, progress.written_nbytes
+        for tensor, progress in self._shared.values():
+            written_nbytes = progress.written_nbytes
             if written_nbytes != tensor.nbytes:
                 raise PackError(
-                    f"{self.partial}: shared tensor {tensor.name!r} has {written_nbytes} of {tensor.nbytes} bytes"
+                    f"{self.folder.path}: shared tensor {tensor.name!r} has {written_nbytes} of {tensor.nbytes} bytes"
                 )
-        return tuple(replace(p.tensor, sha256=p.digest.hexdigest()) for p in self._shared.values())
+        return tuple(
+            replace(tensor, sha256=progress.digest.hexdigest()) for tensor, progress in self._shared.values()
+        )
 
     def _finished_layers(self) -> tuple[LayerEntry, ...]:
         first_with: dict[str, str] = {}  # sha256 -> the file of the first expert that has it
@@ -297,7 +318,7 @@ class PackWriter:
                 key = ExpertKey(layer, number)
                 if not progress.sha256:
                     missing = [p.role for i, p in enumerate(entry.parts) if i not in progress.written]
-                    raise PackError(f"{self.partial}: expert {key} lacks {', '.join(missing)}")
+                    raise PackError(f"{self.folder.path}: expert {key} lacks {', '.join(missing)}")
                 file = first_with.setdefault(progress.sha256, key.file)
                 experts.append(ExpertEntry(file, entry.stride, progress.sha256))
             layers.append(LayerEntry(layer, entry.parts, entry.stride, tuple(experts)))
@@ -305,31 +326,10 @@ class PackWriter:
 
     def _check_kept(self, source: Source) -> None:
         claimed = {file.kept: (file.kept_nbytes, file.kept_sha256) for file in source.files}
-        wrong = sorted(claimed.items() ^ self._kept.items())
+        written = {kept: self.kept(kept) for kept in self._kept}
+        wrong = sorted(claimed.items() ^ written.items())
         if wrong:
-            raise PackError(f"{self.partial}: the source and the kept files differ in {wrong[0][0]}")
-
-    def _drop_duplicates(self, layers: Sequence[LayerEntry]) -> None:
-        for layer in layers:
-            files = [ExpertKey(layer.layer, number).file for number in range(layer.num_experts)]
-            doubles = [file for file, expert in zip(files, layer.experts, strict=True) if expert.file != file]
-            for file in doubles:
-                (self.partial / file).unlink()
-            if len(doubles) == len(files):
-                (self.partial / files[0]).parent.rmdir()
-
-
-def _refuse_existing(path: Path, advice: str) -> None:
-    if os.path.lexists(path):
-        raise UsageError(f"{path}: exists; {advice}")
-
-
-def _write_all(descriptor: int, view: memoryview, offset: int) -> None:
-    while view.nbytes:  # one call writes at most 2 GiB on Linux
-        written = os.pwrite(descriptor, view, offset)
-        if written == 0:
-            raise StorageError("the drive took no bytes")
-        view, offset = view[written:], offset + written
+            raise PackError(f"{self.folder.path}: the source and the kept files differ in {wrong[0][0]}")
 
 
 def _chunks(data: Buffer | Path) -> Iterator[bytes | memoryview]:

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from lmpack.layer_entry import ExpertPart
-    from lmpack.tensor_info import TensorInfo
 
 
 class ExpertProgress:
@@ -50,21 +49,28 @@ class ExpertProgress:
 class LayerProgress:
     """The layout of one layer and the progress of its experts."""
 
-    __slots__ = ("experts", "parts", "positions", "stride")
+    __slots__ = ("experts", "gaps", "parts", "positions", "stride")
 
     def __init__(self, parts: Sequence[ExpertPart], stride: int, num_experts: int) -> None:
         self.parts = tuple(parts)
         self.positions = {part.role: position for position, part in enumerate(parts)}
         self.stride = stride
+        ends = [part.offset + part.nbytes for part in parts]
+        starts = [part.offset for part in parts[1:]]
+        self.gaps = [(end, start - end) for end, start in zip(ends, starts, strict=False) if start > end]
         self.experts = [ExpertProgress() for _ in range(num_experts)]
 
 
-class TensorProgress:
-    """A shared tensor, how much of it is written, and the hash of that."""
+class StreamProgress:
+    """How much of a shared tensor or a kept file is written, front to back, and the hash of that."""
 
-    __slots__ = ("digest", "tensor", "written_nbytes")
+    __slots__ = ("digest", "written_nbytes")
 
-    def __init__(self, tensor: TensorInfo) -> None:
-        self.tensor = tensor
-        self.written_nbytes = 0
+    def __init__(self) -> None:
         self.digest = hashlib.sha256()
+        self.written_nbytes = 0
+
+    def add(self, view: memoryview) -> None:
+        """Note the next bytes as written."""
+        self.digest.update(view)
+        self.written_nbytes += view.nbytes

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
         (errno.EACCES, "permission denied"),
         (errno.EFBIG, "cannot hold a file this large"),
         (errno.EIO, "check it before you trust it"),
-        (errno.ENOTDIR, "Not a directory"),
+        (errno.ENOTDIR, "a file stands where a folder is needed"),
+        (errno.EISDIR, "Is a directory"),
     ],
 )
 def test_what_the_drive_says_becomes_advice(tmp_path: Path, number: int, advice: str) -> None:

@@ -290,7 +290,7 @@ def test_a_full_drive_is_a_storage_error(tmp_path: Path) -> None:
     with PackWriter(tmp_path / "a.lmpack") as writer:
         writer.add_layer(0, 1, [("up", "U8", (1, 4))])
         writer.keep("source/a", b"a")  # creates the folders
-        (writer.partial / "experts" / "L000" / "E0000.bin").symlink_to("/dev/full")
+        (writer.folder.path / "experts" / "L000" / "E0000.bin").symlink_to("/dev/full")
         with pytest.raises(StorageError, match=r"E0000\.bin: no space \(or inodes\) left on the drive"):
             writer.write_part(0, 0, "up", b"four")
 
@@ -299,7 +299,7 @@ def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> N
     (tmp_path / "file").write_bytes(b"")
     with (
         PackWriter(tmp_path / "file" / "a.lmpack") as writer,
-        pytest.raises(StorageError, match="Not a directory"),
+        pytest.raises(StorageError, match="a file stands where"),
     ):
         writer.keep("source/a", b"a")
     long = PackWriter(tmp_path / ("n" * 250))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 \b
   lmpack convert qwen3-Q4_K_M.gguf qwen3.lmpack
   lmpack convert qwen3-00001-of-00003.gguf qwen3.lmpack --jobs 4
+  lmpack convert qwen3-Q4_K_M.gguf qwen3.lmpack --resume
   lmpack convert path/to/hf-folder qwen3.lmpack --page-size 64KiB --json
 """
 )
@@ -31,12 +32,14 @@ if TYPE_CHECKING:
     "--page-size", default=str(DEFAULT_PAGE_SIZE), show_default=True, help="Expert files are multiples of it."
 )
 @click.option("--jobs", type=int, help="Writing threads [default: one per core, 2 to 8].")
+@click.option("--resume", is_flag=True, help="Go on with what an interrupted conversion to DST has left.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def command(src: str, dst: str, page_size: str, jobs: int | None, as_json: bool) -> None:
+def command(src: str, dst: str, page_size: str, jobs: int | None, resume: bool, as_json: bool) -> None:
     """Convert the checkpoint SRC into the pack DST.
 
     SRC is a GGUF file, any shard of a split set, a safetensors file, or a folder with one model. Every byte is
-    copied as it is, so `lmpack export` gives the files back.
+    copied as it is, so `lmpack export` gives the files back. An interrupted conversion leaves DST.partial; with
+    --resume its bytes are checked and kept.
     """
     from converters.checkpoint import open_checkpoint
     from converters.conversion import convert
@@ -44,7 +47,14 @@ def command(src: str, dst: str, page_size: str, jobs: int | None, as_json: bool)
     checkpoint = open_checkpoint(Path(src))
     total = sum(file.nbytes for file in checkpoint.files)
     with progress_bar(total, description="convert") as progress:
-        report = convert(checkpoint, dst, page_size=parse_byte_size(page_size), jobs=jobs, progress=progress)
+        report = convert(
+            checkpoint,
+            dst,
+            page_size=parse_byte_size(page_size),
+            jobs=jobs,
+            resume=resume,
+            progress=progress,
+        )
     if as_json:
         print_json({**_document(src, report), "missing": list(checkpoint.missing)})
         return
@@ -53,6 +63,10 @@ def command(src: str, dst: str, page_size: str, jobs: int | None, as_json: bool)
     if checkpoint.missing:
         click.echo(
             f"lmpack run will need what this checkpoint lacks: {' and '.join(checkpoint.missing)}", err=True
+        )
+    if report.resumed_nbytes:
+        click.echo(
+            f"resumed: {format_nbytes(report.resumed_nbytes)} were in the pack already, and good", err=True
         )
     speed = report.source_nbytes / 1e6 / max(report.seconds, 1e-9)
     click.echo(
@@ -73,6 +87,7 @@ def _document(src: str, report: ConversionReport) -> dict[str, object]:
         "num_experts": report.num_experts,
         "num_files": report.num_files,
         "nbytes": report.source_nbytes,
+        "resumed_nbytes": report.resumed_nbytes,
         "left_out": list(report.left_out),
         "seconds": round(report.seconds, 3),
     }

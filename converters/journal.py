@@ -1,0 +1,102 @@
+"""Journal: which bytes of the source a conversion has put into its pack, so that an interrupted one can go on.
+
+One line for each batch of source bytes, written when all of them are in the pack's files, with the SHA-256 of the
+source file up to the batch's end. A resumed conversion takes such a batch from the pack instead of the source; that
+it is the right one, and that everything before it was, is what the hash says, and hashing the source file goes on from
+there. A crash may lose or tear lines: what is not in here is read from the source again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from typing import TYPE_CHECKING, Self
+
+from lmpack.drive import storage_errors
+from lmpack.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+_HEADER = "lmpack journal 1, layout "
+_LINE = re.compile(r"file (\d{1,9}) (\S+)|batch (\d{1,9}) (\d{1,18}) (\d{1,18}) ([0-9a-f]{64})", re.ASCII)
+
+Batches = dict[tuple[int, int], str]  # (offset, nbytes) in a source file -> SHA-256 of the file up to there
+
+
+class Journal:
+    """The journal of one conversion, held by one process; notes may come from any thread."""
+
+    def __init__(self, path: Path, layout_id: str) -> None:
+        """Open or begin the journal at path.
+
+        Raises UsageError when another process holds it, or when it is about a pack with another layout.
+        """
+        self._path = path
+        self._files: dict[int, tuple[str, Batches]] = {}
+        with storage_errors(path):
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._read(layout_id)
+            except BlockingIOError:
+                os.close(self._descriptor)
+                raise UsageError(f"{path.parent}: another conversion is writing it; wait for it") from None
+            except BaseException:
+                os.close(self._descriptor)
+                raise
+
+    def __enter__(self) -> Self:
+        """Return the journal itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Let another process have it."""
+        os.close(self._descriptor)
+
+    def begin_file(self, number: int, identity: str) -> Batches:
+        """Return what is noted of a source file; nothing when it had another identity (one word) then."""
+        known, batches = self._files.get(number, ("", {}))
+        if known == identity:
+            return batches
+        self._append(f"file {number} {identity}\n")
+        return {}
+
+    def note(self, number: int, offset: int, nbytes: int, sha256: str) -> None:
+        """Note that these bytes of a source file are in the pack."""
+        self._append(f"batch {number} {offset} {nbytes} {sha256}\n")
+
+    def _append(self, line: str) -> None:
+        with storage_errors(self._path):
+            os.write(self._descriptor, line.encode("ascii"))
+
+    def _read(self, layout_id: str) -> None:
+        with open(self._path, encoding="ascii", errors="replace", newline="\n") as opened:
+            header, *lines = opened.read().split("\n")[:-1] or [""]  # what follows the last line end is torn
+        wanted = _HEADER + layout_id
+        if header and header != wanted:
+            raise UsageError(
+                f"{self._path.parent}: was begun from another source or with other settings; give the same ones to "
+                "--resume, or delete it and convert without"
+            )
+        valid_nbytes = len(header) + 1
+        for line in lines:
+            found = _LINE.fullmatch(line)
+            if found is None:
+                break
+            self._take(found)
+            valid_nbytes += len(line) + 1
+        os.ftruncate(self._descriptor, valid_nbytes if header else 0)
+        if not header:
+            self._append(wanted + "\n")
+
+    def _take(self, line: re.Match[str]) -> None:
+        file, identity, number, offset, nbytes, sha256 = line.groups()
+        if file is not None:
+            self._files[int(file)] = (identity, {})
+        elif int(number) in self._files:
+            self._files[int(number)][1][int(offset), int(nbytes)] = sha256

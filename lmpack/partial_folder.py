@@ -1,0 +1,162 @@
+"""PartialFolder: the folder beside a destination in which a pack is built, and how it becomes the pack."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from lmpack.drive import storage_errors, sync_path, sync_tree
+from lmpack.errors import ManifestError, StorageError, UsageError
+from lmpack.expert_key import ExpertKey
+from lmpack.manifest import MANIFEST_FILE
+from lmpack.pack import read_manifest
+from lmpack.pack_files import expected_files, found_files
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lmpack.manifest import Manifest
+
+PARTIAL_SUFFIX = ".partial"
+JOURNAL_FILE = "journal"
+"""What a conversion notes about its progress; publishing the pack deletes it."""
+_UNFINISHED_MANIFEST = MANIFEST_FILE + PARTIAL_SUFFIX
+
+
+class PartialFolder:
+    """`destination.partial`; nothing has the destination's name until publish() or complete() returns.
+
+    With resume the folder of an interrupted run is taken over as it is; without, one that exists is refused.
+    """
+
+    def __init__(self, destination: Path, *, resume: bool) -> None:
+        """Refuse (UsageError) what stands in the way; nothing is created yet."""
+        self.destination = destination
+        self.path = destination.with_name(destination.name + PARTIAL_SUFFIX)
+        self.resume = resume
+        self._created = False
+        _refuse_existing(destination, "choose another name, or delete it first")
+        if not resume:
+            _refuse_existing(
+                self.path, "an interrupted conversion left it: continue it with --resume, or delete it first"
+            )
+
+    def create(self) -> None:
+        """Make the folder, once; raises StorageError when it has appeared meanwhile and is not to be resumed."""
+        if not self._created:
+            with storage_errors(self.path):
+                os.makedirs(self.path, exist_ok=self.resume)
+            self._created = True
+
+    def used(self) -> tuple[int, int]:
+        """The bytes and files that the folder takes on the drive already."""
+        files = found_files(self.path) if self.path.is_dir() else {}
+        with storage_errors(self.path):
+            return sum(os.lstat(self.path / file).st_blocks * 512 for file in files), len(files)
+
+    def refuse_strangers(self, draft: Manifest) -> None:
+        """Raise UsageError for a file that a pack with this layout does not have: it would end up inside it."""
+        known = {*expected_files(draft), JOURNAL_FILE, MANIFEST_FILE, _UNFINISHED_MANIFEST}
+        for file in sorted(found_files(self.path).keys() - known):
+            raise UsageError(f"{self.path / file}: is no part of this pack; move it away, then resume")
+
+    def write(
+        self, file: str, offset: int, view: memoryview | bytes, *, file_nbytes: int | None = None
+    ) -> None:
+        """Write bytes of a file, which is made when it is new; file_nbytes then cuts or fills it to that size."""
+        path = self.path / file
+        with storage_errors(path):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                _write_all(descriptor, memoryview(view), offset)
+                if file_nbytes is not None:
+                    os.ftruncate(descriptor, file_nbytes)
+            finally:
+                os.close(descriptor)
+
+    def read_back(self, file: str, offset: int, view: memoryview) -> bool:
+        """Fill view with bytes that an earlier run wrote; False when the file does not have them."""
+        path = self.path / file
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        with storage_errors(path):
+            try:
+                while view.nbytes:
+                    count = os.preadv(descriptor, [view], offset)
+                    if count == 0:
+                        return False
+                    view, offset = view[count:], offset + count
+            finally:
+                os.close(descriptor)
+        return True
+
+    def manifest(self) -> Manifest | None:
+        """Return the manifest of a pack that is whole but for its name; one that cannot be read is deleted."""
+        path = self.path / MANIFEST_FILE
+        if not os.path.lexists(path):
+            return None
+        try:
+            return read_manifest(self.path)
+        except ManifestError:
+            self.drop_manifest()
+            return None
+
+    def drop_manifest(self) -> None:
+        """Make the folder one that is still being built."""
+        with storage_errors(self.path):
+            os.unlink(self.path / MANIFEST_FILE)
+
+    def sync(self) -> None:
+        """Return once everything in the folder is on the drive."""
+        with storage_errors(self.path):
+            sync_tree(self.path)
+
+    def publish(self, raw_manifest: bytes, manifest: Manifest) -> None:
+        """Put the manifest in place when all else is on the drive, then do what complete() does."""
+        self.sync()
+        with storage_errors(self.path):
+            unfinished = self.path / _UNFINISHED_MANIFEST
+            with open(unfinished, "wb") as file:
+                file.write(raw_manifest)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(unfinished, self.path / MANIFEST_FILE)
+            sync_path(self.path)
+        self.complete(manifest)
+
+    def complete(self, manifest: Manifest) -> None:
+        """Delete what the manifest does not name (experts that have a double, the journal); rename the folder."""
+        with storage_errors(self.path):
+            self._drop_doubles(manifest)
+            (self.path / JOURNAL_FILE).unlink(missing_ok=True)
+            sync_path(self.path)
+            _refuse_existing(
+                self.destination, f"it appeared meanwhile; the pack is whole in {self.path}, rename it"
+            )
+            os.rename(self.path, self.destination)
+            sync_path(self.destination.absolute().parent)
+
+    def _drop_doubles(self, manifest: Manifest) -> None:
+        for layer in manifest.layers:
+            files = [ExpertKey(layer.layer, number).file for number in range(layer.num_experts)]
+            doubles = [file for file, expert in zip(files, layer.experts, strict=True) if expert.file != file]
+            for file in doubles:
+                (self.path / file).unlink(missing_ok=True)
+            folder = (self.path / files[0]).parent
+            if len(doubles) == len(files) and folder.is_dir():
+                folder.rmdir()
+
+
+def _refuse_existing(path: Path, advice: str) -> None:
+    if os.path.lexists(path):
+        raise UsageError(f"{path}: exists; {advice}")
+
+
+def _write_all(descriptor: int, view: memoryview, offset: int) -> None:
+    while view.nbytes:  # one call writes at most 2 GiB on Linux
+        written = os.pwrite(descriptor, view, offset)
+        if written == 0:
+            raise StorageError("the drive took no bytes")
+        view, offset = view[written:], offset + written

@@ -1,0 +1,135 @@
+"""A drive that is full, read-only or out of inodes, under the real command: a clear error, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lmpack.validation import validate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+REPOSITORY = Path(__file__).parents[1]
+
+# A neighbour fills the drive at the moment when the command opens one of its files.
+CONVERT_WHILE_ANOTHER_FILLS_THE_DRIVE = """
+import os, sys
+from lmpack.cli.main import run
+
+def fill(event, args):
+    if event == "open" and str(args[0]).endswith(sys.argv[1]) and not os.path.exists(sys.argv[2]):
+        with open(sys.argv[2], "wb") as filler:
+            try:
+                while True:
+                    filler.write(bytes(4096))
+                    filler.flush()
+            except OSError:
+                os._exit(9) if filler.tell() == 0 else None
+
+sys.addaudithook(fill)
+sys.exit(run(sys.argv[3:]))
+"""
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """A function that mounts a small file system in memory and returns its folder."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small drive")
+    mounted: list[Path] = []
+
+    def mount_tmpfs(options: str) -> Path:
+        folder = tmp_path / f"drive-{len(mounted)}"
+        folder.mkdir()
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, check=False
+        )
+        if done.returncode != 0:
+            pytest.skip(f"mounting is not allowed here: {done.stderr.decode().strip()}")
+        mounted.append(folder)
+        return folder
+
+    yield mount_tmpfs
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def lmpack(*args: object, script: tuple[str, ...] = ("-m", "lmpack")) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *script, *map(str, args)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "file", ["experts/L000/E0003.bin", "experts/L003/E0000.bin", "shared.bin", "journal"]
+)
+def test_a_drive_that_fills_up_meanwhile_is_an_error_and_the_work_goes_on_later(
+    mount: Callable[..., Path], demo_gguf: Path, demo_pack: Path, file: str
+) -> None:
+    drive = mount("size=40m")
+    dst, filler = drive / "m.lmpack", drive / "filler"
+    script = ("-c", CONVERT_WHILE_ANOTHER_FILLS_THE_DRIVE, file, str(filler))
+    full = lmpack("convert", demo_gguf, dst, script=script)
+    assert full.returncode == 1
+    assert "no space (or inodes) left on the drive; free some and run it again" in full.stderr
+    assert f"(--resume continues with what is in {dst}.partial)" in full.stderr
+    assert full.stderr.count("\n") == 1
+    assert not dst.exists()
+    filler.unlink()
+    resumed = lmpack("convert", demo_gguf, dst, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert (dst / "manifest.json").read_bytes() == (demo_pack / "manifest.json").read_bytes()
+    assert validate(dst).ok
+
+
+def test_too_little_room_is_known_before_a_byte_is_written(
+    mount: Callable[..., Path], demo_gguf: Path
+) -> None:
+    drive = mount("size=10m")
+    result = lmpack("convert", demo_gguf, drive / "m.lmpack")
+    assert result.returncode == 1
+    assert (
+        f"needs 24.0 MiB, {drive} has 10.0 MiB free; free some space or choose another drive" in result.stderr
+    )
+    assert os.listdir(drive) == []
+
+
+def test_too_few_inodes_are_known_before_a_byte_is_written(
+    mount: Callable[..., Path], demo_gguf: Path
+) -> None:
+    drive = mount("size=100m,nr_inodes=100")
+    result = lmpack("convert", demo_gguf, drive / "m.lmpack")
+    assert result.returncode == 1
+    assert "has only 99 inodes free; delete small files or choose another drive" in result.stderr
+    assert os.listdir(drive) == []
+
+
+@pytest.mark.parametrize("command", ["convert", "export"])
+def test_a_read_only_drive_is_called_by_its_name(
+    mount: Callable[..., Path], demo_gguf: Path, demo_pack: Path, command: str
+) -> None:
+    drive = mount("size=10m,ro")
+    result = lmpack(command, demo_gguf if command == "convert" else demo_pack, drive / "new" / "m")
+    assert result.returncode == 1
+    assert result.stderr == (
+        f"lmpack: error: {drive}: the file system is read-only; choose another destination\n"
+    )
+
+
+def test_a_file_in_the_way_of_the_destination_is_named(tmp_path: Path, demo_gguf: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    result = lmpack("convert", demo_gguf, tmp_path / "file" / "m.lmpack")
+    assert result.returncode == 1
+    assert result.stderr == (
+        f"lmpack: error: {tmp_path / 'file'}: a file stands where a folder is needed; choose another destination\n"
+    )
