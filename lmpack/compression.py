@@ -22,7 +22,7 @@ from lmpack.errors import StorageError, UsageError
 from lmpack.expert_key import ExpertKey
 from lmpack.manifest import SHARED_FILE
 from lmpack.storage import (
-    FRAME_NBYTES,
+    PIECE_NBYTES,
     RAW_ENCODING,
     StoredExpert,
     StoredPart,
@@ -48,7 +48,7 @@ WORTH_PERCENT = 95
 """A tensor that zstd leaves above this share of its size is stored as it is."""
 TEMPORARY_SUFFIX = ".zstd"
 
-_READ_NBYTES = 16 * FRAME_NBYTES
+_READ_NBYTES = 16 * PIECE_NBYTES
 _METHOD = re.compile(r"zstd(?::([0-9]{1,2}))?")
 
 
@@ -117,10 +117,11 @@ def compress_shared(path: Path, tensors: Sequence[TensorInfo], level: int, run: 
     return stored
 
 
-def compress_frame(raw: memoryview, planes: int, level: int) -> bytes:
-    """Return the zstd frame of one piece of at most FRAME_NBYTES."""
-    split = np.frombuffer(raw, np.uint8).reshape(-1, planes).T.tobytes() if planes > 1 else raw
-    return zstandard.ZstdCompressor(level=level, write_checksum=True).compress(split)
+def compress_piece(raw: memoryview, planes: int, level: int) -> bytes:
+    """Return the zstd frames of one piece of a tensor, one for each of its planes."""
+    compressor = zstandard.ZstdCompressor(level=level, write_checksum=True)
+    elements = np.frombuffer(raw, np.uint8).reshape(-1, planes)
+    return b"".join(compressor.compress(elements[:, plane].tobytes()) for plane in range(planes))
 
 
 class _Written(NamedTuple):
@@ -145,13 +146,13 @@ def _compress_file(
     ):
         for dtype, offset, nbytes in tensors:
             start, before = new.tell(), digest.copy()
-            encode = partial(compress_frame, planes=num_planes(dtype), level=level)
+            encode = partial(compress_piece, planes=num_planes(dtype), level=level)
             encoding = zstd_encoding(dtype)
             frames = (
                 frame
                 for block in _blocks(old, offset, nbytes)
                 for frame in run(
-                    encode, (block[at : at + FRAME_NBYTES] for at in range(0, len(block), FRAME_NBYTES))
+                    encode, (block[at : at + PIECE_NBYTES] for at in range(0, len(block), PIECE_NBYTES))
                 )
             )
             sha256 = _write(new, frames, digest)

@@ -1,4 +1,4 @@
-"""Decompression: the bytes of tensors from zstd frames, with one frame of scratch, whatever their size."""
+"""Decompression: the bytes of tensors from zstd frames, with one piece of scratch, whatever their size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import zstandard
 
 from lmpack.errors import PackError
-from lmpack.storage import FRAME_NBYTES, RAW_ENCODING, num_planes
+from lmpack.storage import PIECE_NBYTES, RAW_ENCODING, num_planes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from lmpack.layer_entry import ExpertEntry, ExpertPart
     from lmpack.storage import StoredExpert
 
-SCRATCH_NBYTES = FRAME_NBYTES + (256 << 10)
-"""What a Decompressor takes: a frame, and zstd's own state."""
+SCRATCH_NBYTES = PIECE_NBYTES + (256 << 10)
+"""What a Decompressor takes: a piece, and zstd's own state."""
 
 
 class Decompressor:
@@ -27,8 +27,8 @@ class Decompressor:
 
     def __init__(self) -> None:
         """Allocate the scratch."""
-        self._zstd = zstandard.ZstdDecompressor(max_window_size=FRAME_NBYTES)
-        self._scratch = np.empty(FRAME_NBYTES, np.uint8)
+        self._zstd = zstandard.ZstdDecompressor(max_window_size=PIECE_NBYTES)
+        self._scratch = np.empty(PIECE_NBYTES, np.uint8)
 
     def restore_expert(
         self, file: memoryview, stored: StoredExpert, parts: Sequence[ExpertPart], target: memoryview
@@ -56,14 +56,14 @@ class Decompressor:
     def restore(self, stored: memoryview, encoding: str, dtype: str, target: memoryview) -> None:
         """Fill target with a whole tensor."""
         whole = np.frombuffer(target, np.uint8)
-        targets = (whole[start : start + FRAME_NBYTES] for start in range(0, len(whole), FRAME_NBYTES))
+        targets = (whole[start : start + PIECE_NBYTES] for start in range(0, len(whole), PIECE_NBYTES))
         for _ in self._fill(stored, encoding, dtype, targets):
             pass
 
     def pieces(self, stored: memoryview, encoding: str, dtype: str, nbytes: int) -> Iterator[memoryview]:
         """Yield a tensor of nbytes piece by piece; each is valid until the next."""
-        piece = np.empty(min(nbytes, FRAME_NBYTES), np.uint8)
-        targets = (piece[: nbytes - start] for start in range(0, nbytes, FRAME_NBYTES))
+        piece = np.empty(min(nbytes, PIECE_NBYTES), np.uint8)
+        targets = (piece[: nbytes - start] for start in range(0, nbytes, PIECE_NBYTES))
         for filled in self._fill(stored, encoding, dtype, targets):
             yield filled.data
 
@@ -82,11 +82,12 @@ class Decompressor:
         try:
             with self._zstd.stream_reader(stored, read_across_frames=True) as frames:
                 for target in targets:
-                    split = target if planes == 1 else self._scratch[: len(target)]
-                    if frames.readinto(split) != len(split):
-                        raise PackError("a compressed tensor ends too early")
+                    split = (target if planes == 1 else self._scratch[: len(target)]).reshape(planes, -1)
+                    for plane in split:  # room for just one frame: zstd then needs no buffer of its own
+                        if frames.readinto(plane) != len(plane):
+                            raise PackError("a compressed tensor ends too early")
                     if planes > 1:
-                        _join_planes(split.reshape(planes, -1), target)
+                        _join_planes(split, target)
                     yield target
                 if frames.read(1):
                     raise PackError("a compressed tensor is longer than it should be")

@@ -22,8 +22,8 @@ ZSTD_STORAGE = "zstd"
 STORAGES = (RAW_STORAGE, ZSTD_STORAGE)
 
 RAW_ENCODING = "raw"
-FRAME_NBYTES = 1 << 20
-"""Raw bytes of one zstd frame: what a reader needs as scratch, and what stays in a core's cache between two passes."""
+PIECE_NBYTES = 1 << 20
+"""Bytes of a tensor that are compressed together: what a reader needs as scratch, and what stays in a core's cache between two passes."""
 LEAST_FRAME_NBYTES = 9
 """No frame is shorter, so no small file can claim to hold a terabyte of zeros."""
 
@@ -118,5 +118,5 @@ def _check_form(fields: dict[str, object], dtype: str, nbytes: int, at: str) -> 
         raise JsonError(
             f"{at} encoding: expected {RAW_ENCODING} or {zstd_encoding(dtype)} for {dtype}, got {shown(encoding)}"
         )
-    least = LEAST_FRAME_NBYTES * -(-nbytes // FRAME_NBYTES)
+    least = LEAST_FRAME_NBYTES * -(-nbytes // PIECE_NBYTES)
     return zstd_encoding(dtype), check_int(fields["nbytes"], f"{at} nbytes", least=max(least, 1), most=nbytes)

@@ -57,6 +57,8 @@ class DenseWeights:
 
     def _read(self, info: TensorInfo) -> torch.Tensor:
         """The tensor's bytes, past the page cache where the system lets us drop them again."""
+        if info.stored is not None:
+            return torch.from_numpy(self.pack.read_tensor(info.name))
         storage = torch.empty(info.nbytes, dtype=torch.uint8)
         target = storage.numpy().data
         path = self.pack.path / SHARED_FILE

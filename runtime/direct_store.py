@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from lmpack.errors import StorageError
 from lmpack.expert_key import ExpertKey
 from runtime.address_range import AddressRange
+from runtime.compressed_experts import CompressedExperts
 from runtime.expert_bank import ExpertBank
 from runtime.expert_files import ExpertFiles
 
@@ -40,6 +41,7 @@ class DirectStore:
             for pool in [_SlotPool(pack, layout, num_slots)]
             for layer in layout.layers
         }
+        self._compressed = CompressedExperts(pack) if pack.manifest.is_compressed else None
         self._reason = "asked for" if buffered else self._refusal(pack)
 
     @property
@@ -49,8 +51,10 @@ class DirectStore:
 
     @property
     def name(self) -> str:
-        """ "direct", with the reason where reads are buffered after all."""
-        return "direct" if self.direct else f"direct (buffered: {self._reason})"
+        """ "direct", with the reason where reads are buffered after all, and whether they are decompressed."""
+        notes = [] if self.direct else [f"buffered: {self._reason}"]
+        notes += [] if self._compressed is None else ["decompressing"]
+        return f"direct ({', '.join(notes)})" if notes else "direct"
 
     def bank(self, layer: int) -> ExpertBank:
         return self._pool(layer).banks[layer]
@@ -63,15 +67,18 @@ class DirectStore:
 
     def read(self, key: ExpertKey, slot: int) -> None:
         target = self._pool(key.layer).view(key.layer, slot)
+        room = target if self._compressed is None else self._compressed.room()
         with self._files.open(key, os.O_DIRECT if self.direct else 0) as descriptor:
-            done = 0
-            while done < len(target):
-                got = os.preadv(descriptor, [target[done:]], done)
+            done, nbytes = 0, os.fstat(descriptor).st_size
+            while done < nbytes:
+                got = os.preadv(descriptor, [room[done:]], done)
                 if got == 0:
-                    raise StorageError(f"ends at byte {done} of {len(target)}")
+                    raise StorageError(f"ends at byte {done} of {nbytes}")
                 done += got
             if not self.direct:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        if self._compressed is not None:
+            self._compressed.restore(key, target)
 
     def release(self, key: ExpertKey, slot: int) -> None:
         self._pool(key.layer).release(slot)
@@ -89,8 +96,8 @@ class DirectStore:
 
     def _refusal(self, pack: Pack) -> str:
         for entry in pack.manifest.layers[:1]:
-            path = pack.expert_path(ExpertKey(entry.layer, 0))
-            return refusal_of_direct_reads(path, entry.stride - pack.manifest.page_size)
+            path, last_byte = pack.expert_path(ExpertKey(entry.layer, 0)), entry.experts[0].file_nbytes - 1
+            return refusal_of_direct_reads(path, last_byte // mmap.PAGESIZE * mmap.PAGESIZE)
         return ""
 
 

@@ -14,6 +14,7 @@ import torch
 from lmpack.errors import UsageError
 from lmpack.pack import Pack
 from runtime.activations import activation_nbytes
+from runtime.compressed_experts import decompression_nbytes
 from runtime.dense_weights import DenseWeights
 from runtime.expert_cache import ExpertCache
 from runtime.expert_store import open_store
@@ -117,7 +118,8 @@ class Engine:
             ram_nbytes=ram,
             dense_nbytes=sum(info.nbytes for info in pack.manifest.shared),
             kv_nbytes=kv_nbytes(config, context_length, KV_DTYPES[kv_dtype]),
-            buffers_nbytes=activation_nbytes(pack.manifest, config, context_length, PREFILL_CHUNK),
+            buffers_nbytes=activation_nbytes(pack.manifest, config, context_length, PREFILL_CHUNK)
+            + decompression_nbytes(pack.manifest),
             top_k=config.num_experts_per_tok,
         )
         weights = DenseWeights(pack, torch_device)

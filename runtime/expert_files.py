@@ -29,7 +29,6 @@ class ExpertFiles:
 
     def __init__(self, pack: Pack) -> None:
         self._pack = pack
-        self._strides = {entry.layer: entry.stride for entry in pack.manifest.layers}
 
     @contextmanager
     def open(self, key: ExpertKey, flags: int = 0) -> Iterator[int]:
@@ -41,7 +40,8 @@ class ExpertFiles:
         with self._errors(key, path):
             descriptor = os.open(path, _FLAGS | flags)
             try:
-                _check_whole(descriptor, self._strides[key.layer])
+                expert = self._pack.manifest.layer(key.layer).experts[key.expert]
+                _check_whole(descriptor, expert.file_nbytes)
                 yield descriptor
             finally:
                 os.close(descriptor)

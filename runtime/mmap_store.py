@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lmpack.errors import UsageError
 from runtime.address_range import AddressRange
 from runtime.expert_bank import ExpertBank
 from runtime.expert_files import ExpertFiles
@@ -49,6 +50,11 @@ class MmapStore:
 
         Without `populate`, pages are brought in as on a kernel that has no MADV_POPULATE_READ.
         """
+        if pack.manifest.is_compressed:
+            raise UsageError(
+                f"{pack.path}: is compressed, and compressed files cannot be mapped; use --io direct, or run: "
+                f"lmpack unpack {pack.path} NEW.lmpack"
+            )
         self._closed = False
         self._files = ExpertFiles(pack)
         self._layers = {entry.layer: _LayerRange(entry, populate=populate) for entry in pack.manifest.layers}
