@@ -24,6 +24,9 @@ _ADVICE = {
     errno.EFBIG: "the file system cannot hold a file this large; choose another drive",
     errno.ENAMETOOLONG: "the name is too long for this file system; choose a shorter one",
     errno.ENOTDIR: "a file stands where a folder is needed; choose another destination",
+    errno.ENOENT: "no such file or folder",
+    errno.EISDIR: "is a folder, expected a file",
+    errno.EMFILE: "too many open files; raise the limit with: ulimit -n 65536",
     errno.EIO: "the drive reports an input/output error; check it before you trust it",
 }
 
@@ -65,8 +68,12 @@ def storage_errors(path: Path | str) -> Iterator[None]:
     except LmpackError:
         raise
     except OSError as error:
-        advice = _ADVICE.get(error.errno or 0, error.strerror or str(error))
-        raise StorageError(f"{path}: {advice}") from error
+        raise StorageError(f"{path}: {advice(error)}") from error
+
+
+def advice(error: OSError) -> str:
+    """Say what the operating system refused, and what to do about it."""
+    return _ADVICE.get(error.errno or 0, error.strerror or str(error))
 
 
 def sync_tree(path: Path) -> None:

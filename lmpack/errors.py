@@ -1,7 +1,7 @@
 """The errors lmpack raises on purpose; anything else is a bug and may show a traceback.
 
 LmpackError                 exit code 1
-├── UsageError              exit code 2: a flag or an argument is wrong
+├── UsageError              exit code 2: what the user gave cannot work: a flag, a path, a text, a set of prompts, a limit
 ├── CheckpointError         a source GGUF or safetensors is broken, incomplete or lies
 ├── PackError               a pack is broken
 │   └── ManifestError       its manifest.json cannot be trusted
@@ -10,6 +10,8 @@ LmpackError                 exit code 1
 ├── BudgetError             a memory budget below what the model needs; names the smallest that works
 └── StorageError            the drive refused: no space, no inodes, read-only, a read that failed
 
+Exit code 2 asks for another command line, or for another text where it names one; 1 says that the command line was
+fine, and that a model, a pack, a profile, the drive or the memory failed, or was found damaged.
 A message says where, what, what was expected, and what to do.
 """
 
@@ -21,7 +23,7 @@ class LmpackError(Exception):
 
 
 class UsageError(LmpackError, ValueError):
-    """A flag, argument or parameter that cannot mean anything."""
+    """What the user gave cannot work: a flag, an argument, a parameter, a text."""
 
     exit_code = 2
 

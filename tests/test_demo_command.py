@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def test_the_demo_does_the_four_jobs_and_writes_readable_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["demo", "--keep", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
+    shown, told = capfd.readouterr()
     jobs = re.findall(r"^\[\d/6\] (\w+):.*\n\$ lmpack (\w+) ", shown, re.MULTILINE)
     assert [job.lower() for job, _ in jobs] == [command for _, command in jobs]
     assert [command for _, command in jobs] == ["convert", "validate", "profile", "run", "run", "run"]
@@ -29,14 +29,27 @@ def test_the_demo_does_the_four_jobs_and_writes_readable_text(
     assert answer.strip() == "The capital of France is Paris."
     assert Pack.open(tmp_path / "demo.lmpack").manifest.architecture == "qwen3moe"
     assert (tmp_path / "demo.profile.safetensors").is_file()
+    all_in_memory, half_in_memory = re.findall(r"([\d.]+) MiB peak resident", told)
+    assert float(half_in_memory) < float(all_in_memory)
+
+
+def test_a_demo_never_starts_over_what_it_made(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "demo.lmpack").mkdir()
+    assert run(["demo", "--keep", str(tmp_path)]) == 2
+    shown, told = capfd.readouterr()
+    assert not shown
+    assert (
+        told
+        == f"lmpack: error: {tmp_path / 'demo.lmpack'}: exists; choose another folder, or delete it first\n"
+    )
 
 
 def test_a_demo_that_fails_stops_there_with_the_exit_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "demo.lmpack").mkdir()
+    (tmp_path / "demo.lmpack.partial").mkdir()  # as an interrupted demo leaves it
     assert run(["demo", "--keep", str(tmp_path)]) in {1, 2}
-    shown = capsys.readouterr()
-    assert "[1/6]" in shown.out
-    assert "[2/6]" not in shown.out
-    assert shown.err.startswith("lmpack: error: ")
+    shown, told = capfd.readouterr()
+    assert "[1/6]" in shown
+    assert "[2/6]" not in shown
+    assert told.startswith("lmpack: error: ")

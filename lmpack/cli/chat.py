@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from typing import Any
+from contextlib import contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lmpack.cli.engine_options import EngineOptions, engine_options
+from lmpack.cli.path_argument import PackPath
 from lmpack.cli.run import echo_text, stream_answer
 from lmpack.cli.sampling_options import sampling_options, sampling_params
+from lmpack.cli.text_input import Text
 from lmpack.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HELP = "/clear forgets the talk; Ctrl-C stops an answer; /exit or Ctrl-D leaves"
 
 
 @click.command(
@@ -22,34 +31,40 @@ from lmpack.errors import UsageError
   echo "What is the capital of France?" | lmpack chat qwen3.lmpack
 """
 )
-@click.argument("pack", type=click.Path(exists=True))
-@click.option("--system", metavar="TEXT", help="A system message before the first turn.")
+@click.argument("pack", type=PackPath())
+@click.option("--system", type=Text(), help="A system message before the first turn.")
 @click.option("--stats", is_flag=True, help="Say at the end what ran, how fast, and what the cache did.")
 @sampling_options
 @engine_options
 def command(
     pack: str, system: str | None, stats: bool, sampling: dict[str, Any], engine_options: EngineOptions
 ) -> None:
-    """Talk to the model in PACK, one line a turn; /clear forgets the talk, /exit, Ctrl-D or an empty line ends it."""
+    """Talk to the model in PACK, one line a turn; a pasted text of several lines is one turn.
+
+    /clear forgets the talk and /help lists what else there is. Ctrl-C stops an answer, and what was said of it
+    stays part of the talk. /exit or Ctrl-D leaves.
+    """
     params = sampling_params(sampling)
     messages = [{"role": "system", "content": system}] if system else []
+    is_watched = sys.stdin.isatty()
     with engine_options.load(pack) as engine:
         from runtime.chat_template import encode_chat
 
         kv = engine.new_kv()
-        while line := _read_turn():
+        if is_watched:
+            click.echo(HELP, err=True)
+        for line in _typed_turns() if is_watched else _piped_turns():
             if line == "/clear":
                 del messages[1 if system else 0 :]
                 continue
             messages.append({"role": "user", "content": line})
             try:
                 prompt_ids = encode_chat(engine.tokenizer, messages)
-                _, answer = stream_answer(engine, prompt_ids, params, echo_text, kv)
+                with _ctrl_c_asks() if is_watched else nullcontext(lambda: False) as should_stop:
+                    _, answer = stream_answer(engine, prompt_ids, params, echo_text, kv, should_stop)
             except UsageError as error:
                 messages.pop()
-                click.echo(
-                    f"{error}; this turn is dropped, say something shorter or /clear the talk", err=True
-                )
+                click.echo(f"{error}; this turn is dropped (/clear forgets the talk before it)", err=True)
                 continue
             messages.append({"role": "assistant", "content": answer})
             click.echo()
@@ -57,9 +72,59 @@ def command(
             click.echo(engine.stats().describe(), err=True)
 
 
-def _read_turn() -> str:
-    """The user's next line, or nothing when they are done."""
-    if sys.stdin.isatty():
-        click.echo("> ", nl=False, err=True)
-    line = sys.stdin.readline().strip()
-    return "" if line == "/exit" else line
+def _piped_turns() -> Iterator[str]:
+    """The lines of stdin that are not blank, up to its end or /exit."""
+    for line in sys.stdin:
+        turn = line.strip()
+        if turn == "/exit":
+            return
+        if turn:
+            yield turn
+
+
+def _typed_turns() -> Iterator[str]:
+    """What a person types, with a line to edit and a history where Python has readline."""
+    with suppress(ImportError):
+        import readline  # noqa: F401 (input() uses it from now on)
+    while True:
+        try:
+            turn = _ask().strip()
+        except EOFError:
+            click.echo(err=True)
+            return
+        except KeyboardInterrupt:  # drops the line, as shells do
+            click.echo(err=True)
+            continue
+        if turn == "/exit":
+            return
+        if turn == "/help":
+            click.echo(HELP, err=True)
+        elif turn:
+            yield turn
+
+
+def _ask() -> str:
+    if sys.stdout.isatty():
+        return input("> ")  # readline must know the prompt
+    click.echo("> ", nl=False, err=True)
+    return input()
+
+
+@contextmanager
+def _ctrl_c_asks() -> Iterator[Callable[[], bool]]:
+    """Say whether Ctrl-C was pressed inside the block; pressed again, it interrupts as ever.
+
+    An exception in the middle of a forward pass would leave half a token in the caches; a question does not.
+    """
+    is_asked = False
+
+    def ask(number: int, frame: object) -> None:
+        nonlocal is_asked
+        is_asked = True
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: is_asked
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -9,8 +9,10 @@ import click
 
 from lmpack.alignment import DEFAULT_PAGE_SIZE
 from lmpack.byte_size import format_nbytes, parse_byte_size
+from lmpack.cli.path_argument import ModelPath, NewPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import print_json
+from lmpack.plural import counted
 
 if TYPE_CHECKING:
     from converters.conversion import ConversionReport
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
   lmpack convert path/to/hf-folder qwen3.lmpack --page-size 64KiB --json
 """
 )
-@click.argument("src", type=click.Path())
-@click.argument("dst", type=click.Path())
+@click.argument("src", type=ModelPath())
+@click.argument("dst", type=NewPath())
 @click.option(
     "--page-size", default=str(DEFAULT_PAGE_SIZE), show_default=True, help="Expert files are multiples of it."
 )
@@ -70,8 +72,8 @@ def command(src: str, dst: str, page_size: str, jobs: int | None, resume: bool, 
         )
     speed = report.source_nbytes / 1e6 / max(report.seconds, 1e-9)
     click.echo(
-        f"{report.path}: {report.architecture}, {report.num_experts} experts in {report.num_layers} layers, "
-        f"{format_nbytes(report.source_nbytes)} from {report.num_files} file(s) in {report.seconds:.2f} s "
+        f"{report.path}: {report.architecture}, {counted(report.num_experts, 'expert')} in {counted(report.num_layers, 'layer')}, "
+        f"{format_nbytes(report.source_nbytes)} from {counted(report.num_files, 'file')} in {report.seconds:.2f} s "
         f"({speed:.0f} MB/s)"
     )
     click.echo(f"pack id {report.pack_id}")

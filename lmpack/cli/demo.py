@@ -8,11 +8,14 @@ from pathlib import Path
 
 import click
 
-from lmpack.cli.main import run
+from lmpack.cli.fresh_process import run_fresh
+from lmpack.cli.path_argument import NewPath
+from lmpack.errors import UsageError
 
 DEMO = Path(__file__).parents[1] / "demo"
 GGUF = DEMO / "tiny-Q4_K_M.gguf"
 PROMPTS = DEMO / "prompts.jsonl"
+PACK = "demo.lmpack"
 HALF_RAM = "428MiB"  # room for half of the demo model's experts, beside what every run needs
 
 
@@ -26,7 +29,7 @@ HALF_RAM = "428MiB"  # room for half of the demo model's experts, beside what ev
 )
 @click.option(
     "--keep",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=NewPath(file_okay=False, path_type=Path),
     metavar="DIR",
     help="Leave the pack and the profile in DIR. Default: a temporary folder, removed at the end.",
 )
@@ -34,6 +37,9 @@ HALF_RAM = "428MiB"  # room for half of the demo model's experts, beside what ev
 def command(ctx: click.Context, keep: Path | None) -> None:
     """Convert, validate, profile and run the demo model that comes with lmpack."""
     if keep is not None:
+        pack = keep / PACK
+        if pack.exists():
+            raise UsageError(f"{pack}: exists; choose another folder, or delete it first")
         keep.mkdir(parents=True, exist_ok=True)
         exit_code = _run_steps(keep)
     else:
@@ -43,12 +49,12 @@ def command(ctx: click.Context, keep: Path | None) -> None:
 
 
 def _run_steps(folder: Path) -> int:
-    """Run each step's command line in this process, up to the first that fails; return its exit code."""
+    """Run the steps one after the other, up to the first that fails; return its exit code."""
     steps = _steps(folder)
     for number, (title, args) in enumerate(steps, start=1):
         click.secho(f"\n[{number}/{len(steps)}] {title}", bold=True)
         click.echo(f"$ {shlex.join(['lmpack', *args])}")
-        exit_code = run(args)
+        exit_code, _ = run_fresh(args)
         if exit_code:
             return exit_code
     return 0
@@ -56,7 +62,7 @@ def _run_steps(folder: Path) -> int:
 
 def _steps(folder: Path) -> list[tuple[str, list[str]]]:
     """What to do: a title and a command line each."""
-    pack = str(folder / "demo.lmpack")
+    pack = str(folder / PACK)
     profile = str(folder / "demo.profile.safetensors")
     story = ["run", pack, "-p", "Once upon a time there was a small fox who", "-n", "120", "--stats"]
     question = ["run", pack, "--chat", "-p", "What is the capital of France?"]

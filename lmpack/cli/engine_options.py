@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lmpack.byte_size import parse_byte_size
+from lmpack.byte_size import format_nbytes, parse_byte_size
+from lmpack.errors import BudgetError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,19 +34,27 @@ class EngineOptions:
         return replace(self, context=context)
 
     def load(self, pack: str, recorder: RoutingRecorder | None = None) -> Engine:
-        """Open the pack and say on stderr which budget, store and kernels run."""
+        """Open the pack and say on stderr which budget, store and kernels run.
+
+        Raises UsageError for a --ram that is too small, as for every other option that cannot work.
+        """
         from runtime.engine import Engine
 
-        engine = Engine.load(
-            pack,
-            ram=parse_byte_size(self.ram) if self.ram is not None else None,
-            io=self.io,
-            kernels=self.kernels,
-            num_threads=self.threads,
-            context_length=self.context,
-            kv_dtype=self.kv_dtype,
-            recorder=recorder,
-        )
+        try:
+            engine = Engine.load(
+                pack,
+                ram=_ram_nbytes(self.ram) if self.ram is not None else None,
+                io=self.io,
+                kernels=self.kernels,
+                num_threads=self.threads,
+                context_length=self.context,
+                kv_dtype=self.kv_dtype,
+                recorder=recorder,
+            )
+        except BudgetError as error:
+            if self.ram is None:
+                raise
+            raise UsageError(str(error)) from error
         click.echo(
             f"{engine.pack.path.name}: {engine.budget.describe()}; "
             f"kernels {engine.kernels.name}, store {engine.cache.store.name}",
@@ -54,10 +63,36 @@ class EngineOptions:
         return engine
 
 
+def _ram_nbytes(text: str) -> int:
+    """The limit in bytes; a percentage is one of what is free, and more than that is said and cut."""
+    from runtime.free_memory import free_memory_nbytes
+
+    free_nbytes = free_memory_nbytes()
+    nbytes = parse_byte_size(text, total=free_nbytes)
+    if nbytes > free_nbytes:
+        click.echo(
+            f"--ram {text}: only {format_nbytes(free_nbytes)} are free for this process, so that is the limit",
+            err=True,
+        )
+    return min(nbytes, free_nbytes)
+
+
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that load a model; the command gets them as `engine_options`."""
+    return engine_options_with()(command)
 
-    @click.option("--ram", metavar="SIZE", help="Hard memory limit, such as 8GiB. Default: what is free now.")
+
+def engine_options_with(
+    *,
+    ram: str = "Hard memory limit: 8GiB, or 50% of what is free now. Default: 90%.",
+    context: str = "Room for prompt and answer. Default: the model's, at most 4096.",
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The same for a command in which an option means something else, and says so in its help."""
+    return functools.partial(_add_options, ram, context)
+
+
+def _add_options(ram: str, context: str, command: Callable[..., Any]) -> Callable[..., Any]:
+    @click.option("--ram", metavar="SIZE", help=ram)
     @click.option(
         "--io",
         type=click.Choice(["auto", "mmap", "direct"]),
@@ -79,7 +114,7 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--context",
         type=click.IntRange(min=1),
         metavar="TOKENS",
-        help="Room for prompt and answer. Default: the model's, at most 4096.",
+        help=context,
     )
     @click.option(
         "--kv-dtype",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import click
 
 from lmpack.byte_size import format_nbytes
+from lmpack.cli.path_argument import NewPath, PackPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import print_json
+from lmpack.plural import counted
 
 
 @click.command(
@@ -17,8 +19,8 @@ from lmpack.cli.report import print_json
   lmpack export qwen3.lmpack restored/ --json
 """
 )
-@click.argument("pack", type=click.Path(exists=True, file_okay=False))
-@click.argument("dst", type=click.Path(file_okay=False))
+@click.argument("pack", type=PackPath())
+@click.argument("dst", type=NewPath(file_okay=False))
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def command(pack: str, dst: str, as_json: bool) -> None:
     """Write the files that PACK was made from into the folder DST.
@@ -49,5 +51,5 @@ def command(pack: str, dst: str, as_json: bool) -> None:
     for name in report.files:
         click.echo(f"{report.path / name}")
     click.echo(
-        f"{len(report.files)} file(s), {format_nbytes(report.nbytes)} in {report.seconds:.2f} s, hashes as the source's"
+        f"{counted(len(report.files), 'file')}, {format_nbytes(report.nbytes)} in {report.seconds:.2f} s, hashes as the source's"
     )

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from lmpack.byte_size import format_nbytes
-from lmpack.cli.report import print_json
+from lmpack.cli.path_argument import ModelPath
+from lmpack.cli.report import one_line, print_json
 from lmpack.manifest import MANIFEST_FILE
 from lmpack.pack import Pack
+from lmpack.plural import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
   lmpack inspect Qwen3-30B-A3B-Q4_K_M.gguf
 """
 )
-@click.argument("source", metavar="PACK_OR_SOURCE", type=click.Path(exists=True))
+@click.argument("source", metavar="PACK_OR_SRC", type=ModelPath())
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, with every layer and tensor.")
 def command(source: str, as_json: bool) -> None:
     """Show a model's architecture, configuration, layers, sizes and dtypes.
@@ -62,14 +64,14 @@ def _pack_lines(source: str, manifest: Manifest) -> list[str]:
         f"page size  {manifest.page_size}",
         *([f"storage    {manifest.storage}"] if manifest.is_compressed else []),
         (
-            f"source     {manifest.source.kind}, {_count(len(files), 'file')}, "
+            f"source     {manifest.source.kind}, {counted(len(files), 'file')}, "
             f"{format_nbytes(sum(file.nbytes for file in files))}, {way_back}"
         ),
         (
-            f"experts    {manifest.num_experts} in {_count(len(manifest.layers), 'layer')}, "
-            f"{_count(len(_expert_files(manifest)), 'file')}, {format_nbytes(_experts_nbytes(manifest))}"
+            f"experts    {manifest.num_experts} in {counted(len(manifest.layers), 'layer')}, "
+            f"{counted(len(_expert_files(manifest)), 'file')}, {format_nbytes(_experts_nbytes(manifest))}"
         ),
-        f"shared     {_count(len(manifest.shared), 'tensor')}, {format_nbytes(manifest.shared_file_nbytes)}",
+        f"shared     {counted(len(manifest.shared), 'tensor')}, {format_nbytes(manifest.shared_file_nbytes)}",
         *_dtype_lines(_pack_dtypes(manifest)),
         *_config_lines(manifest.config),
         *_layer_lines(manifest.layers),
@@ -182,7 +184,7 @@ def _layer_lines(layers: Iterable[LayerEntry]) -> list[str]:
         numbers = [entry.layer for entry in run]
         lines += [
             "",
-            f"{'layer' if len(numbers) == 1 else 'layers'} {_spans(numbers)}: {_count(num_experts, 'expert')} of {format_nbytes(stride)}",
+            f"{'layer' if len(numbers) == 1 else 'layers'} {_spans(numbers)}: {counted(num_experts, 'expert')} of {format_nbytes(stride)}",
         ]
         width = max(len(part.role) for part in parts)
         lines += [
@@ -203,10 +205,6 @@ def _spans(numbers: list[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _short(value: object) -> str:
-    text = "".join(char if char.isprintable() else " " for char in str(value)[:100])
+    text = one_line(str(value)[:100])
     return text if len(text) <= 72 else f"{text[:69]}..."

@@ -11,8 +11,11 @@ import sys
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import shell_complete
 
 from lmpack import __version__
+from lmpack.cli.report import one_line
+from lmpack.cli.standard_streams import drop_refused_output, use_utf8
 from lmpack.errors import LmpackError
 
 if TYPE_CHECKING:
@@ -56,21 +59,14 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
-    def invoke(self, ctx: click.Context) -> object:
-        """Run the command; a reader that went away ends it without a word."""
-        try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            _discard_stdout()
-            ctx.exit(EXIT_BROKEN_PIPE)
-        return result
-
 
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Example: lmpack demo",
+    epilog="""Exit codes: 0 done; 1 a model, a pack, the drive or the memory failed, and one line says how; 2 what was
+typed cannot work; 130 interrupted; 141 the reader of a pipe went away.
+
+Example: lmpack demo""",
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def cli() -> None:
@@ -84,7 +80,8 @@ def cli() -> None:
 def run(args: Sequence[str]) -> int:
     """Run one command line without the program's name and return its exit code; errors go to stderr."""
     try:
-        code = cli.main(list(args) or ["--help"], prog_name="lmpack", standalone_mode=False)
+        exit_code = _invoke(args)
+        sys.stdout.flush()
     except LmpackError as error:
         return _fail(str(error), error.exit_code)
     except click.UsageError as error:
@@ -93,38 +90,49 @@ def run(args: Sequence[str]) -> int:
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        return EXIT_INTERRUPTED
-    except OSError as error:  # the operating system refused something the user named
-        if error.errno is None:
+        return _say("", EXIT_INTERRUPTED)  # the terminal stands behind a ^C
+    except BrokenPipeError:
+        drop_refused_output()
+        return EXIT_BROKEN_PIPE
+    except OSError as error:  # the operating system refused something the user named, or our output
+        if error.errno is None or error.filename is None:
             raise
-        return _fail(f"{error.filename or 'lmpack'}: {error.strerror}", LmpackError.exit_code)
-    return code if isinstance(code, int) else 0
+        from lmpack.drive import advice
+
+        drop_refused_output()
+        return _fail(f"{os.fsdecode(error.filename)}: {advice(error)}", LmpackError.exit_code)
+    return exit_code
 
 
 def main() -> None:
     """The `lmpack` command."""
+    use_utf8()
     # torch's and ggml's idle threads would spin against each other: 50 times slower where another program runs
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    _replace_closed_streams()
+    if "_LMPACK_COMPLETE" in os.environ:  # a shell asks how a command line could go on
+        sys.exit(shell_complete(cli, {}, "lmpack", "_LMPACK_COMPLETE", os.environ["_LMPACK_COMPLETE"]))
     sys.exit(run(sys.argv[1:]))
 
 
-def _replace_closed_streams() -> None:
-    """A caller may close our standard streams; nothing is read from such a one and what it is told is lost."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (open until we exit)
+def _invoke(args: Sequence[str]) -> int:
+    """Parse and run; no arguments ask for the help."""
+    try:
+        with cli.make_context("lmpack", list(args) or ["--help"]) as ctx:
+            cli.invoke(ctx)
+    except click.exceptions.Exit as asked:
+        return asked.exit_code
+    return 0
 
 
 def _fail(message: str, exit_code: int) -> int:
     """Print the one line of an error; names from a checkpoint cannot send control codes to the terminal."""
-    line = "".join(char if char.isprintable() else " " for char in message)
-    click.echo(f"lmpack: error: {line}", err=True)
+    return _say(f"lmpack: error: {one_line(message)}", exit_code)
+
+
+def _say(line: str, exit_code: int) -> int:
+    """Print a line to stderr and return the exit code, which tells the same when nobody can read the line."""
+    try:
+        click.echo(line, err=True)
+    except OSError:
+        drop_refused_output()
     return exit_code
-
-
-def _discard_stdout() -> None:
-    """Point stdout at nothing, so that the interpreter's last flush cannot fail."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, sys.stdout.fileno())
-    os.close(nothing)

@@ -6,10 +6,14 @@ from dataclasses import asdict
 
 import click
 
-from lmpack.cli.engine_options import EngineOptions, engine_options
+from lmpack.cli.engine_options import EngineOptions, engine_options_with
+from lmpack.cli.path_argument import PackPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import print_json
 from lmpack.cli.text_input import read_text
+from lmpack.plural import counted
+
+DEFAULT_CONTEXT = 512  # llama.cpp's
 
 
 @click.command(
@@ -19,20 +23,20 @@ from lmpack.cli.text_input import read_text
   lmpack perplexity qwen3.lmpack wiki.test.raw --context 512
 """
 )
-@click.argument("pack", type=click.Path(exists=True))
+@click.argument("pack", type=PackPath())
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--chunks", type=click.IntRange(min=1), help="Score only the first N chunks.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-@engine_options
+@engine_options_with(context=f"Tokens of a chunk. Default: {DEFAULT_CONTEXT}.")
 def command(pack: str, file: str, chunks: int | None, as_json: bool, engine_options: EngineOptions) -> None:
     """Perplexity of PACK's model on the text in FILE, scored as llama.cpp does.
 
-    Chunks of --context tokens (default 512), the second half of each scored.
+    The text is cut into chunks of --context tokens; the second half of each is scored, given what is before it.
     """
     from runtime.perplexity import measure_perplexity
 
     text = read_text(file)
-    context = engine_options.context or 512
+    context = engine_options.context or DEFAULT_CONTEXT
     with engine_options.with_context(context).load(pack) as engine:
         token_ids = engine.tokenizer.encode(text)
         total = min(len(token_ids) // context, chunks or len(token_ids))
@@ -43,5 +47,5 @@ def command(pack: str, file: str, chunks: int | None, as_json: bool, engine_opti
         else:
             click.echo(
                 f"perplexity {result.perplexity:.4f} +/- {result.standard_error:.4f} "
-                f"({result.num_tokens} tokens, {result.num_chunks} chunks of {result.context_length})"
+                f"({counted(result.num_tokens, 'token')}, {counted(result.num_chunks, 'chunk')} of {result.context_length})"
             )

@@ -30,9 +30,11 @@ import click
 
 from lmpack.byte_size import format_nbytes
 from lmpack.cli.engine_options import EngineOptions, engine_options
+from lmpack.cli.path_argument import NewPath, PackPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import print_json
 from lmpack.errors import LmpackError, StorageError, UsageError
+from lmpack.plural import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
   lmpack profile qwen3.lmpack --prompts prompts.txt -o p.safetensors --json
 """
 )
-@click.argument("pack", type=click.Path(exists=True))
+@click.argument("pack", type=PackPath())
 @click.option(
     "--prompts",
     "prompt_file",
@@ -75,14 +77,14 @@ if TYPE_CHECKING:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NewPath(dir_okay=False, path_type=Path),
     required=True,
     metavar="OUT",
     help="Where the profile goes: counts, in safetensors.",
 )
 @click.option(
     "--trace",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NewPath(dir_okay=False, path_type=Path),
     metavar="OUT",
     help="Write every token's choices, too.",
 )
@@ -145,9 +147,9 @@ def command(
         print_json({**files, **document, "stats": stats})
         return
     click.echo(
-        f"{len(prompts_ids)} prompts, {num_generated} tokens generated; "
-        f"{profile.num_tokens} tokens ran and are counted "
-        f"({profile.num_prompt_tokens} of prompts, {profile.num_tokens - profile.num_prompt_tokens} generated)"
+        f"{counted(len(prompts_ids), 'prompt')} of {counted(profile.num_prompt_tokens, 'token')}, "
+        f"{counted(num_generated, 'token')} generated; {counted(profile.num_tokens, 'token')} went through "
+        "the model and were counted"
     )
     click.echo(_table(profile, skew))
     if heatmap or (heatmap is None and sys.stdout.isatty()):

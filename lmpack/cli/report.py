@@ -1,12 +1,30 @@
-"""Reports: how a command hands its result to another program."""
+"""Reports: how a command hands its result to a person's terminal or to another program."""
 
 from __future__ import annotations
 
 import json
+import re
 
 import click
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 
 def print_json(document: object) -> None:
-    """Print one JSON document to stdout; NaN and Infinity are refused because JSON has none."""
-    click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+    """Print one JSON document to stdout; NaN and Infinity are refused because JSON has none.
+
+    A file name that is not UTF-8 cannot be told in JSON: what does not fit becomes U+FFFD.
+    """
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    click.echo(_SURROGATE.sub("\ufffd", text))
+
+
+def one_line(text: str) -> str:
+    """Return text that anybody may have chosen as one line that cannot steer a terminal."""
+    return "".join(map(_shown, text))
+
+
+def _shown(char: str) -> str:
+    if char.isprintable():
+        return char
+    return " " if char.isspace() else ascii(char)[1:-1]

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmpack.cli.engine_options import EngineOptions, engine_options
+from lmpack.cli.path_argument import PackPath
 from lmpack.cli.report import print_json
 from lmpack.cli.sampling_options import sampling_options, sampling_params
-from lmpack.cli.text_input import text_or_file
+from lmpack.cli.text_input import Text, text_or_file
+from lmpack.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,8 +32,8 @@ if TYPE_CHECKING:
   lmpack run qwen3.lmpack -p "The capital of France is" -n 1 --logprobs 5 --json
 """
 )
-@click.argument("pack", type=click.Path(exists=True))
-@click.option("-p", "--prompt", help="The text to continue.")
+@click.argument("pack", type=PackPath())
+@click.option("-p", "--prompt", type=Text(), help="The text to continue.")
 @click.option(
     "-f", "--file", type=click.Path(exists=True, dir_okay=False), help="Read the prompt from a file."
 )
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="With --json: the N best log-probabilities of each token.",
+    help="Needs --json: the N best log-probabilities of each token.",
 )
 @click.option("--stats", is_flag=True, help="Say at the end what ran, how fast, and what the cache did.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a stream of text.")
@@ -67,6 +69,8 @@ def command(
     engine_options: EngineOptions,
 ) -> None:
     """Continue a prompt with the model in PACK; text streams to stdout."""
+    if logprobs and not as_json:
+        raise UsageError("--logprobs is part of the JSON document; add --json")
     params = sampling_params(sampling, logprobs=logprobs, ignore_eos=ignore_eos)
     text = text_or_file(prompt, file)
     with engine_options.load(pack) as engine:
@@ -91,8 +95,12 @@ def stream_answer(
     params: SamplingParams,
     echo: Callable[[str], None],
     kv: KVCache | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> tuple[list[GeneratedToken], str]:
-    """Generate, echo the text as it becomes final, and return the tokens and the whole text."""
+    """Generate, echo the text as it becomes final, and return the tokens and the whole text.
+
+    `should_stop` is asked after each token; an answer that was stopped is whole up to that token.
+    """
     from runtime.text_stream import TextStream
 
     stream = TextStream(engine.tokenizer, stop=params.stop)
@@ -101,7 +109,7 @@ def stream_answer(
         generated.append(token)
         pieces.append(stream.push(token.token_id))
         echo(pieces[-1])
-        if stream.stopped:
+        if stream.stopped or should_stop():
             break
     pieces.append(stream.finish())
     echo(pieces[-1])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from lmpack.cli.path_argument import ModelPath
 from lmpack.cli.report import print_json
-from lmpack.cli.text_input import text_or_file
+from lmpack.cli.text_input import Text, text_or_file
 
 
 @click.command(
@@ -17,8 +18,8 @@ from lmpack.cli.text_input import text_or_file
   lmpack tokenize Qwen3-30B-A3B/ -p "<|im_start|>user" --parse-special --no-bos
 """
 )
-@click.argument("source", metavar="PACK_OR_SRC", type=click.Path())
-@click.option("-p", "--prompt", help="The text.")
+@click.argument("source", metavar="PACK_OR_SRC", type=ModelPath())
+@click.option("-p", "--prompt", type=Text(), help="The text.")
 @click.option("-f", "--file", type=click.Path(exists=True, dir_okay=False), help="Read the text from a file.")
 @click.option("--no-bos", is_flag=True, help="Leave out the tokens that the model wants around a text.")
 @click.option("--parse-special", is_flag=True, help="Read <|special|> tokens in the text as such.")

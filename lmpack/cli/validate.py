@@ -7,9 +7,11 @@ from pathlib import Path
 import click
 
 from lmpack.byte_size import format_nbytes
+from lmpack.cli.path_argument import PackPath
 from lmpack.cli.progress import progress_bar
-from lmpack.cli.report import print_json
+from lmpack.cli.report import one_line, print_json
 from lmpack.pack_files import found_files
+from lmpack.plural import counted
 from lmpack.validation import MAX_JOBS, ValidationReport, validate
 
 
@@ -22,7 +24,7 @@ from lmpack.validation import MAX_JOBS, ValidationReport, validate
   lmpack validate qwen3.lmpack --jobs 4 --json
 """
 )
-@click.argument("pack", type=click.Path(exists=True, file_okay=False))
+@click.argument("pack", type=PackPath())
 @click.option("--quick", is_flag=True, help="Check names and sizes only; read nothing but the manifest.")
 @click.option("--jobs", type=click.IntRange(1, MAX_JOBS), help="Files read at once [default: one per core].")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
@@ -39,8 +41,8 @@ def command(pack: str, quick: bool, jobs: int | None, as_json: bool) -> None:
         print_json(_document(pack, quick, report))
     else:
         for problem in report.problems:
-            click.echo(_one_line(str(problem)))
-        click.echo(_one_line(f"{pack}: {_summary(quick, report)}"))
+            click.echo(one_line(str(problem)))
+        click.echo(one_line(f"{pack}: {_summary(quick, report)}"))
     if not report.ok:
         click.get_current_context().exit(1)
 
@@ -49,9 +51,9 @@ def _summary(quick: bool, report: ValidationReport) -> str:
     checked = "names and sizes" if quick else format_nbytes(report.nbytes)
     if not report.ok:
         bad = len({problem.file for problem in report.problems})
-        return f"{bad} bad {'file' if bad == 1 else 'files'} of {report.num_files} ({checked} checked)"
+        return f"{counted(bad, 'bad file')} of {report.num_files} ({checked} checked)"
     speed = "" if quick else f", {format_nbytes(round(report.nbytes / max(report.seconds, 1e-9)))}/s"
-    return f"good, {report.num_files} files, {checked} checked in {report.seconds:.2f} s{speed}"
+    return f"good, {counted(report.num_files, 'file')}, {checked} checked in {report.seconds:.2f} s{speed}"
 
 
 def _document(pack: str, quick: bool, report: ValidationReport) -> dict[str, object]:
@@ -72,7 +74,3 @@ def _document(pack: str, quick: bool, report: ValidationReport) -> dict[str, obj
             for problem in report.problems
         ],
     }
-
-
-def _one_line(text: str) -> str:
-    return "".join(char if char.isprintable() else " " for char in text)
