@@ -5,10 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, TextIO
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer  # of typing since Python 3.12
+from typing import Any, TextIO
 
 
 def use_utf8() -> None:
@@ -56,7 +53,7 @@ class _Output(io.FileIO):
         super().__init__(descriptor, "w", closefd=False)
         self._title = title
 
-    def write(self, data: Buffer) -> int:
+    def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:
