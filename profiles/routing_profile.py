@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from lmpack.errors import ProfileError
+from lmpack.expert_key import ExpertKey
 from profiles.routing_counts import RoutingCounts
 from profiles.routing_file import RoutingDescription, RoutingFile, write_routing_file
 
@@ -92,9 +93,18 @@ class RoutingProfile:
         """Counts [num_experts] of the MoE layer at `index`, without padding."""
         return self.counts[index, : self.shape.num_experts[index]]
 
+    def most_used(self) -> list[ExpertKey]:
+        """Every expert that was chosen, the most chosen first; among equals in file order."""
+        order = np.argsort(-self.counts, axis=None, kind="stable")
+        rows, experts = np.unravel_index(order[: np.count_nonzero(self.counts)], self.counts.shape)
+        return [
+            ExpertKey(self.shape.layers[row], expert)
+            for row, expert in zip(rows.tolist(), experts.tolist(), strict=True)
+        ]
+
     def merge(self, other: RoutingProfile) -> RoutingProfile:
         """Both profiles' choices together; raises ProfileError that says what does not fit."""
-        self._require_fit(other, "merged")
+        self.require_fit(other.origin.architecture, other.shape, "profiles cannot be merged")
         return RoutingProfile(
             self.shape,
             self.origin.merge(other.origin),
@@ -110,7 +120,7 @@ class RoutingProfile:
         0 when both spread their choices alike, 1 when they have no expert in common. Raises ProfileError when
         the profiles do not fit, or one has no tokens.
         """
-        self._require_fit(other, "compared")
+        self.require_fit(other.origin.architecture, other.shape, "profiles cannot be compared")
         if not self.num_tokens or not other.num_tokens:
             raise ProfileError("profiles cannot be compared: one of them has no tokens")
         mine = self.counts / self.counts.sum(1, keepdims=True)
@@ -118,6 +128,14 @@ class RoutingProfile:
         middle = (mine + theirs) / 2
         bits = (_relative_entropy(mine, middle) + _relative_entropy(theirs, middle)) / 2
         return np.clip(bits, 0.0, 1.0)  # rounding may leave it by 1e-16
+
+    def require_fit(self, architecture: str, shape: RoutingShape, complaint: str) -> None:
+        """Raise ProfileError, the complaint and then what differs, unless it was recorded with such a model."""
+        differences = self.shape.differences(shape)
+        if self.origin.architecture != architecture:
+            differences.insert(0, f"architecture {self.origin.architecture} and {architecture}")
+        if differences:
+            raise ProfileError(f"{complaint}: {'; '.join(differences)}")
 
     def save(self, path: Path) -> None:
         """Write the profile as a routing file; raises StorageError."""
@@ -151,13 +169,6 @@ class RoutingProfile:
             )
         except ProfileError as error:
             raise ProfileError(f"{path}: {error}") from None
-
-    def _require_fit(self, other: RoutingProfile, purpose: str) -> None:
-        differences = self.shape.differences(other.shape)
-        if self.origin.architecture != other.origin.architecture:
-            differences.insert(0, f"architecture {self.origin.architecture} and {other.origin.architecture}")
-        if differences:
-            raise ProfileError(f"profiles cannot be {purpose}: {'; '.join(differences)}")
 
 
 def _check_counts(name: str, array: NDArray[np.generic], shape: tuple[int, ...], most: int) -> None:

@@ -28,6 +28,7 @@ COMMANDS = {
     "validate": "Check a pack against its manifest.",
     "inspect": "Show what a pack or a checkpoint holds.",
     "profile": "Record which experts a set of prompts uses.",
+    "simulate": "Replay a recorded trace through cache policies.",
     "run": "Continue a text.",
     "chat": "Talk to a model.",
     "perplexity": "Score a text as llama.cpp's tool does.",

@@ -1,0 +1,118 @@
+"""Cache simulation: a trace replayed through a policy, fetch for fetch as the runtime's cache asks for experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lmpack.expert_key import ExpertKey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from profiles.cache_policy import CachePolicy
+    from profiles.routing_trace import RoutingTrace
+    from profiles.slot_pool import SlotPool
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Experts of one layer that must be resident together; no expert twice."""
+
+    keys: tuple[ExpertKey, ...]
+    is_decode: bool  # for one token, not for a chunk of them
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFigures:
+    """Look-ups that found their expert resident, those that did not, and who went for them."""
+
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+
+    def __add__(self, other: CacheFigures) -> CacheFigures:
+        """Both together."""
+        return CacheFigures(
+            self.hits + other.hits, self.misses + other.misses, self.evictions + other.evictions
+        )
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of look-ups that hit; 1 when there were none."""
+        lookups = self.hits + self.misses
+        return self.hits / lookups if lookups else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """Figures of one pool, apart for chunks of tokens and for single ones."""
+
+    prefill: CacheFigures
+    decode: CacheFigures
+
+    @property
+    def total(self) -> CacheFigures:
+        """Of both."""
+        return self.prefill + self.decode
+
+
+def trace_fetches(trace: RoutingTrace, pool: SlotPool) -> Iterator[Fetch]:
+    """What a run of the trace's tokens fetches from a pool, in order.
+
+    A chunk fetches each expert once per layer; where they are more than the pool has slots, in waves.
+    """
+    layers = [
+        (index, [ExpertKey(layer, expert) for expert in range(trace.shape.num_experts[index])])
+        for index, layer in enumerate(trace.shape.layers)
+        if layer in pool.layers
+    ]
+    offsets = trace.chunk_offsets.tolist()
+    for first, last in pairwise(offsets):
+        for index, keys in layers:
+            ids = trace.topk_ids[first:last, index]
+            is_decode = len(ids) == 1
+            experts = ids[0].tolist() if is_decode else np.unique(ids).tolist()
+            for wave in range(0, len(experts), pool.num_slots):
+                wanted = experts[wave : wave + pool.num_slots]
+                yield Fetch(tuple(keys[expert] for expert in wanted), is_decode)
+
+
+def simulate(
+    fetches: Iterable[Fetch], pool: SlotPool, policy: CachePolicy, warm: Sequence[ExpertKey] = ()
+) -> Simulation:
+    """Serve the fetches with a pool that starts empty, or with as many of `warm` as fit, the first ones."""
+    resident = set(warm_start(pool, policy, warm))
+    prefill = decode = CacheFigures()
+    for fetch in fetches:
+        missing = [key for key in fetch.keys if key not in resident]
+        for key in fetch.keys:
+            if key in resident:
+                policy.touch(key)
+        num_evicted = 0
+        for key in missing:
+            if len(resident) == pool.num_slots:
+                victim = policy.victim(key, fetch.keys)
+                policy.forget(victim)
+                resident.remove(victim)
+                num_evicted += 1
+            resident.add(key)
+        for key in missing:
+            policy.touch(key)
+        figures = CacheFigures(len(fetch.keys) - len(missing), len(missing), num_evicted)
+        if fetch.is_decode:
+            decode += figures
+        else:
+            prefill += figures
+    return Simulation(prefill, decode)
+
+
+def warm_start(pool: SlotPool, policy: CachePolicy, warm: Sequence[ExpertKey]) -> list[ExpertKey]:
+    """Tell a policy of the first experts of `warm` that fit, the first one last, as the best to keep; return them."""
+    chosen = [key for key in warm if key.layer in pool.layers][: pool.num_slots]
+    for key in reversed(chosen):
+        policy.touch(key)
+    return chosen
