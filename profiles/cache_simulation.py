@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class Demand:
     """Experts of one layer that must be resident together; no expert twice."""
 
     keys: tuple[ExpertKey, ...]
@@ -60,7 +60,7 @@ class Simulation:
         return self.prefill + self.decode
 
 
-def trace_fetches(trace: RoutingTrace, pool: SlotPool) -> Iterator[Fetch]:
+def trace_demands(trace: RoutingTrace, pool: SlotPool) -> Iterator[Demand]:
     """What a run of the trace's tokens fetches from a pool, in order.
 
     A chunk fetches each expert once per layer; where they are more than the pool has slots, in waves.
@@ -78,41 +78,35 @@ def trace_fetches(trace: RoutingTrace, pool: SlotPool) -> Iterator[Fetch]:
             experts = ids[0].tolist() if is_decode else np.unique(ids).tolist()
             for wave in range(0, len(experts), pool.num_slots):
                 wanted = experts[wave : wave + pool.num_slots]
-                yield Fetch(tuple(keys[expert] for expert in wanted), is_decode)
+                yield Demand(tuple(keys[expert] for expert in wanted), is_decode)
 
 
 def simulate(
-    fetches: Iterable[Fetch], pool: SlotPool, policy: CachePolicy, warm: Sequence[ExpertKey] = ()
+    demands: Iterable[Demand], pool: SlotPool, policy: CachePolicy, warm: Sequence[ExpertKey] = ()
 ) -> Simulation:
-    """Serve the fetches with a pool that starts empty, or with as many of `warm` as fit, the first ones."""
-    resident = set(warm_start(pool, policy, warm))
+    """Serve the demands with a pool that starts empty, or with as many of `warm` as fit, the first ones."""
+    resident = set(pool.first_that_fit(warm))
+    for key in reversed(pool.first_that_fit(warm)):  # the first one is the best to keep
+        policy.touch(key)
     prefill = decode = CacheFigures()
-    for fetch in fetches:
-        missing = [key for key in fetch.keys if key not in resident]
-        for key in fetch.keys:
+    for demand in demands:
+        missing = [key for key in demand.keys if key not in resident]
+        for key in demand.keys:
             if key in resident:
                 policy.touch(key)
         num_evicted = 0
         for key in missing:
             if len(resident) == pool.num_slots:
-                victim = policy.victim(key, fetch.keys)
+                victim = policy.victim(key, demand.keys)
                 policy.forget(victim)
                 resident.remove(victim)
                 num_evicted += 1
             resident.add(key)
         for key in missing:
             policy.touch(key)
-        figures = CacheFigures(len(fetch.keys) - len(missing), len(missing), num_evicted)
-        if fetch.is_decode:
+        figures = CacheFigures(len(demand.keys) - len(missing), len(missing), num_evicted)
+        if demand.is_decode:
             decode += figures
         else:
             prefill += figures
     return Simulation(prefill, decode)
-
-
-def warm_start(pool: SlotPool, policy: CachePolicy, warm: Sequence[ExpertKey]) -> list[ExpertKey]:
-    """Tell a policy of the first experts of `warm` that fit, the first one last, as the best to keep; return them."""
-    chosen = [key for key in warm if key.layer in pool.layers][: pool.num_slots]
-    for key in reversed(chosen):
-        policy.touch(key)
-    return chosen

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from profiles.cache_policy import CachePolicy, MakePolicy
 
 _PROVEN_SHARE = 0.5  # of the slots, that SLRU gives to experts off probation
-_HALF_LIFE = 16  # touches per slot, of LRFU's counts
+_HALF_LIFE = 8  # touches per slot, of LRFU's counts
 _PINNED_SHARE = 0.5  # of the slots, that go to the profile's most used experts
 
 ORDERS: Mapping[str, MakePolicy] = {
@@ -64,8 +64,7 @@ class PolicyChoice:
         """A policy for a pool; `most_used` are the experts to pin, the most used first, as many as have room."""
         pins: Sequence[ExpertKey] = ()
         if self.pinned:
-            candidates = [key for key in most_used if key.layer in pool.layers]
-            pins = candidates[: int(pool.num_slots * _PINNED_SHARE)]
+            pins = pool.first_that_fit(most_used)[: int(pool.num_slots * _PINNED_SHARE)]
         others = SlotPool(pool.num_slots - len(pins), pool.layers)
         make_order = ORDERS[self.order]
         policy = LayerShares(others, make_order) if self.per_layer else make_order(others)
@@ -73,3 +72,4 @@ class PolicyChoice:
 
 
 DEFAULT_POLICY = PolicyChoice("lrfu", per_layer=True)
+"""What reads least on recorded traces: benchmarks/policies.py prints the table."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from profiles.cache_simulation import CacheFigures, simulate, trace_fetches
+from profiles.cache_simulation import CacheFigures, simulate, trace_demands
 from profiles.policies.belady import Belady
 
 if TYPE_CHECKING:
@@ -44,14 +44,14 @@ def compare_policies(
     warm: Sequence[ExpertKey] = (),
 ) -> Iterator[ComparedRun]:
     """Run Belady's bound and each choice; `most_used` may be pinned, `warm` are resident at the start."""
-    fetches = [list(trace_fetches(trace, pool)) for pool in pools]
-    bounds = [Belady(key for fetch in of_pool for key in fetch.keys) for of_pool in fetches]
+    demands = [list(trace_demands(trace, pool)) for pool in pools]
+    bounds = [Belady(key for demand in of_pool for key in demand.keys) for of_pool in demands]
     for choice in [None, *choices]:
         policies = bounds if choice is None else [choice.make(pool, most_used) for pool in pools]
         yield ComparedRun(
             "belady" if choice is None else choice.name,
             tuple(
                 simulate(of_pool, pool, policy, warm)
-                for of_pool, pool, policy in zip(fetches, pools, policies, strict=True)
+                for of_pool, pool, policy in zip(demands, pools, policies, strict=True)
             ),
         )

@@ -13,6 +13,8 @@ import torch
 
 from lmpack.errors import UsageError
 from lmpack.pack import Pack
+from profiles.policy_choice import DEFAULT_POLICY, PolicyChoice
+from profiles.warm_start import WarmStart
 from runtime.activations import activation_nbytes
 from runtime.compressed_experts import decompression_nbytes
 from runtime.dense_weights import DenseWeights
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from profiles.last_session import LastSession
     from profiles.routing_recorder import RoutingRecorder
     from runtime.kernels.kernels import Kernels
     from runtime.tokenizer import Tokenizer
@@ -85,6 +88,7 @@ class Engine:
     kv_dtype: str
     num_threads: int
     timings: Timings
+    session: LastSession | None  # which close() keeps, once
 
     @classmethod
     def load(
@@ -98,19 +102,29 @@ class Engine:
         num_threads: int | None = None,
         context_length: int | None = None,
         kv_dtype: str = "f16",
+        policy: str = DEFAULT_POLICY.name,
+        warm: str | Path | None = None,
         recorder: RoutingRecorder | None = None,
     ) -> Engine:
         """Open a pack for generation.
 
         `ram` is a hard limit in bytes on all the process keeps (None: what is free now, less headroom);
-        `context_length` in tokens (None: the model's, at most DEFAULT_CONTEXT). Raises PackError,
-        UnsupportedError for architectures that cannot run, BudgetError naming the smallest budget.
+        `context_length` in tokens (None: the model's, at most DEFAULT_CONTEXT). `policy` decides which expert goes
+        for another (PolicyChoice). `warm` is a routing profile whose most used experts are read in at once, or
+        "last": those of the last session, and close() keeps this one's. Raises PackError, UnsupportedError for
+        architectures that cannot run, BudgetError naming the smallest budget, ProfileError.
         """
+        choice = PolicyChoice.parse(policy)
+        if choice.pinned and warm is None:
+            raise UsageError(
+                f"policy {policy} pins the experts of a warm start; give one, such as --warm last"
+            )
         pack = Pack.open(Path(path))
         # Before all else: an unknown architecture is the clearest reason why a pack cannot run.
         family = find_family(pack.manifest.architecture)
         config = ModelConfig.parse(pack.manifest.config)
         context_length = _check_context(context_length, config)
+        start = WarmStart.read(warm, pack.manifest)
         num_threads = num_threads or len(os.sched_getaffinity(0))
         torch_device = torch.device(device)
         budget = MemoryBudget.plan(
@@ -124,7 +138,10 @@ class Engine:
         )
         weights = DenseWeights(pack, torch_device)
         loaded_kernels = load_kernels(kernels, num_threads=num_threads)
-        cache = ExpertCache(open_store(io, pack, budget), budget)
+        cache = ExpertCache(
+            open_store(io, pack, budget), budget, lambda pool: choice.make(pool, most_used=start.keys)
+        )
+        cache.warm(start.keys)
         model = Model(pack.manifest, family, config, weights, cache, loaded_kernels, recorder, context_length)
         tokenizer = load_tokenizer(pack)
         return cls(
@@ -139,6 +156,7 @@ class Engine:
             kv_dtype=kv_dtype,
             num_threads=num_threads,
             timings=Timings(),
+            session=start.session,
         )
 
     def new_kv(self) -> KVCache:
@@ -210,15 +228,24 @@ class Engine:
             hits=self.cache.hits,
             misses=self.cache.misses,
             evictions=self.cache.evictions,
+            experts_warmed=self.cache.warmed,
             bytes_read=self.cache.bytes_read,
             read_s=self.cache.read_s,
             peak_rss_nbytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
 
     def close(self) -> None:
-        """Free the experts' memory and join all threads; the engine is of no use afterwards."""
-        self.cache.close()
-        self.kernels.close()
+        """Free the experts' memory and join all threads; the engine is of no use afterwards.
+
+        Raises StorageError when it was to keep the session for the next start and cannot.
+        """
+        try:
+            if self.session is not None:
+                session, self.session = self.session, None
+                session.save(self.cache.retire())
+        finally:
+            self.cache.close()
+            self.kernels.close()
 
     def __enter__(self) -> Self:
         return self
@@ -226,6 +253,8 @@ class Engine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if error is not None:
+            self.session = None  # whatever is wrong, it is not what the next start should be like
         self.close()
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:

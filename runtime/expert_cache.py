@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from lmpack.errors import BudgetError
@@ -47,16 +48,20 @@ class ExpertCache:
         self.evictions = 0
         self.useful_guesses = 0
         self.wasted_guesses = 0
+        self.warmed = 0
         self.bytes_read = 0
         self.read_s = 0.0
         self._clock = clock
         self._open: Fetch | None = None
         self._in_use: tuple[int, Sequence[int]] = (-1, ())  # layer and experts of the last fetch
         self._layers: dict[int, _LayerResidents] = {}
+        self._policies: list[tuple[SlotPool, CachePolicy]] = []
         self.policy_name = "none"  # of a dense model
         for layout in budget.layouts:
-            policy = make_policy(SlotPool(store.num_slots(layout.layers[0]), layout.layers))
+            pool = SlotPool(store.num_slots(layout.layers[0]), layout.layers)
+            policy = make_policy(pool)
             guesses = ExpertGuesses()
+            self._policies.append((pool, policy))
             self.policy_name = policy.name
             for layer in layout.layers:
                 self._layers[layer] = _LayerResidents(layer, layout.stride, policy, guesses)
@@ -139,6 +144,46 @@ class ExpertCache:
             self.readers.start(guess)
             guesses.append(guess)
         return guesses
+
+    def warm(self, keys: Sequence[ExpertKey]) -> None:
+        """Before the first fetch, read as many of these experts as fit, the first ones; the first is kept longest.
+
+        `warmed` counts them. Raises StorageError, which names layer and expert, for one that cannot be read.
+        """
+        for pool, policy in self._policies:
+            reads: list[Read] = []
+            wakeup: SimpleQueue[None] = SimpleQueue()
+            try:
+                for key in pool.first_that_fit(keys):
+                    slot = self.store.acquire(key)
+                    assert slot is not None, "nothing is resident before the first fetch"
+                    reads.append(Read(key, slot, wakeup=wakeup))
+                    self.readers.start(reads[-1])
+                for _ in reads:
+                    wakeup.get()
+                for read in reads:
+                    if read.error is not None:
+                        raise read.error
+            except BaseException:
+                self.readers.settle(reads)
+                for read in reads:
+                    self.store.release(read.key, read.slot)
+                raise
+            for read in reversed(reads):
+                self._layers[read.key.layer].slots[read.key.expert] = read.slot
+                policy.touch(self._layers[read.key.layer].key(read.key.expert))
+            self.warmed += len(reads)
+
+    def retire(self) -> list[ExpertKey]:
+        """Who is resident, the one that its policy would keep longest first; only close() may follow."""
+        kept: list[ExpertKey] = []
+        for pool, policy in self._policies:
+            order: list[ExpertKey] = []
+            while len(policy):
+                order.append(policy.victim(ExpertKey(pool.layers[0], 0), ()))
+                policy.forget(order[-1])
+            kept += reversed(order)
+        return kept
 
     def close(self) -> None:
         """Forget everything, join the threads and close the store; a second time does nothing."""

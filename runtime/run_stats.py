@@ -27,6 +27,7 @@ class RunStats:
     hits: int
     misses: int
     evictions: int
+    experts_warmed: int
     bytes_read: int
     read_s: float
     peak_rss_nbytes: int
@@ -62,6 +63,7 @@ class RunStats:
                 f"experts   {self.policy} over the {self.store} store: {self.hit_rate:.1%} hits, "
                 f"{self.misses} read ({format_nbytes(self.bytes_read)} in {self.read_s:.2f} s), "
                 f"{self.evictions} evicted"
+                + (f", {self.experts_warmed} there at the start" if self.experts_warmed else "")
             )
         return "\n".join(lines)
 

@@ -143,6 +143,45 @@ class TestEveryStore:
     def test_its_policy_can_be_named(self, make_cache: Callable[..., ExpertCache]) -> None:
         assert make_cache(*ROOMY).policy_name == "lru"
 
+    def test_a_warm_start_reads_the_first_that_fit_and_keeps_the_first_longest(
+        self, make_cache: Callable[..., ExpertCache], pack: Pack
+    ) -> None:
+        cache = make_cache(*NARROW)
+        cache.warm([ExpertKey(3, 1), ExpertKey(0, 4), ExpertKey(1, 2), ExpertKey(0, 0), ExpertKey(3, 0)])
+        assert cache.warmed == 5
+        assert (cache.hits, cache.misses, cache.bytes_read) == (0, 0, 0)
+        for layer, experts in ((0, [0, 4]), (3, [1, 0]), (1, [2])):
+            for expert, slot in zip(experts, cache.fetch(layer, experts), strict=True):
+                assert slot_bytes(cache, layer, slot) == pack.read_expert(ExpertKey(layer, expert))
+        assert (cache.hits, cache.misses) == (5, 0)
+
+    def test_the_order_at_the_end_is_from_the_best_to_the_next_victim(
+        self, make_cache: Callable[..., ExpertCache]
+    ) -> None:
+        cache = make_cache(*NARROW)
+        first = [ExpertKey(0, 2), ExpertKey(3, 0), ExpertKey(0, 1), ExpertKey(1, 1)]
+        cache.warm(first)
+        assert cache.retire() == first
+        cache.close()
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_after_a_failed_warm_start_the_cache_is_empty_and_whole(tmp_path: Path, store: str) -> None:
+    pack = write_expert_pack(tmp_path / "experts.lmpack")
+    budget = budget_with_slots(pack.manifest, *NARROW)
+    cache = ExpertCache(open_store(store, pack, budget), budget)
+    bad = pack.expert_path(ExpertKey(3, 2))
+    aside = bad.rename(tmp_path / "aside")
+    with pytest.raises(StorageError, match="L003/E0002"):
+        cache.warm([ExpertKey(0, 1), ExpertKey(3, 2), ExpertKey(0, 2)])
+    aside.rename(bad)
+    assert cache.warmed == 0
+    slots = cache.fetch(0, [0, 1, 2, 3])
+    assert (cache.hits, cache.misses, cache.evictions) == (0, 4, 0)
+    for expert, slot in enumerate(slots):
+        assert slot_bytes(cache, 0, slot) == pack.read_expert(ExpertKey(0, expert))
+    cache.close()
+
 
 @pytest.mark.parametrize("store", STORES)
 def test_after_a_failed_read_the_cache_goes_on_with_all_its_slots(tmp_path: Path, store: str) -> None:

@@ -28,6 +28,8 @@ class EngineOptions:
     threads: int | None
     context: int | None
     kv_dtype: str
+    policy: str | None
+    warm: str | None
 
     def with_context(self, context: int) -> EngineOptions:
         """The same with another context length in tokens."""
@@ -38,6 +40,7 @@ class EngineOptions:
 
         Raises UsageError for a --ram that is too small, as for every other option that cannot work.
         """
+        from profiles.policy_choice import DEFAULT_POLICY
         from runtime.engine import Engine
 
         try:
@@ -49,6 +52,8 @@ class EngineOptions:
                 num_threads=self.threads,
                 context_length=self.context,
                 kv_dtype=self.kv_dtype,
+                policy=self.policy or DEFAULT_POLICY.name,
+                warm=self.warm,
                 recorder=recorder,
             )
         except BudgetError as error:
@@ -57,7 +62,9 @@ class EngineOptions:
             raise UsageError(str(error)) from error
         click.echo(
             f"{engine.pack.path.name}: {engine.budget.describe()}; "
-            f"kernels {engine.kernels.name}, store {engine.cache.store.name}",
+            f"kernels {engine.kernels.name}, store {engine.cache.store.name}, "
+            f"policy {engine.cache.policy_name}"
+            + (f", {engine.cache.warmed} experts read in" if self.warm is not None else ""),
             err=True,
         )
         return engine
@@ -122,6 +129,18 @@ def _add_options(ram: str, context: str, command: Callable[..., Any]) -> Callabl
         default="f16",
         show_default=True,
         help="What keys and values are kept in.",
+    )
+    @click.option(
+        "--policy",
+        metavar="NAME",
+        help="Which expert goes for another: lru, lfu, slru, lrfu or s3fifo, with layer+ for a share per layer, "
+        "with pin+ to keep the most used of --warm. Default: layer+lrfu.",
+    )
+    @click.option(
+        "--warm",
+        metavar="PROFILE|last",
+        help="Start with a profile's most used experts in memory, or with those the last session ended with "
+        "(and keep this one's for the next).",
     )
     @functools.wraps(command)
     def wrapped(**options: Any) -> Any:

@@ -198,12 +198,19 @@ def _memory_of_equals(text: str, shape: RoutingShape) -> _Memory:
 def _memory_of_pack(text: str, manifest: Manifest, top_k: int) -> _Memory:
     """The pools that a run with so many bytes for experts has."""
     from profiles.slot_pool import SlotPool
+    from runtime.expert_layout import expert_layouts
     from runtime.memory_budget import PROCESS_NBYTES, MemoryBudget
 
     all_nbytes = sum(entry.num_experts * entry.stride for entry in manifest.layers)
+    nbytes = parse_byte_size(text, total=all_nbytes)
+    smallest = sum(min(top_k, layout.num_experts) * layout.stride for layout in expert_layouts(manifest))
+    if nbytes < smallest:
+        raise UsageError(
+            f"capacity {text}: a token needs {top_k} experts at once of each kind of layer; use {smallest} bytes or more"
+        )
     budget = MemoryBudget.plan(
         manifest,
-        ram_nbytes=PROCESS_NBYTES + parse_byte_size(text, total=all_nbytes),
+        ram_nbytes=PROCESS_NBYTES + nbytes,
         dense_nbytes=0,
         kv_nbytes=0,
         buffers_nbytes=0,

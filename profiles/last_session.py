@@ -1,0 +1,91 @@
+"""Last session: which experts a run of a pack ended with, so that the next one can start with them.
+
+Kept in the user's cache folder, for a pack may be read-only: lmpack/sessions/PACK_ID.json in XDG_CACHE_HOME, or in
+~/.cache. It holds {"version": 1, "experts": [[layer, expert], ...]}, the one to keep longest first, and may be deleted
+at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmpack.drive import storage_errors
+from lmpack.errors import ProfileError
+from lmpack.expert_key import ExpertKey
+from lmpack.strict_json import JsonError, check_int, check_list, check_object, parse_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lmpack.manifest import Manifest
+
+_VERSION = 1
+_MAX_NBYTES = 64 << 20
+"""A million experts take 16 MB."""
+
+
+class LastSession:
+    """The file of one pack."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._num_experts = {entry.layer: entry.num_experts for entry in manifest.layers}
+        self.path = _cache_folder() / "lmpack" / "sessions" / f"{manifest.pack_id}.json"
+
+    def load(self) -> list[ExpertKey]:
+        """The experts to start with, the best first; none when there was no session.
+
+        Raises ProfileError when the file is not what save() wrote, StorageError when it cannot be read.
+        """
+        with storage_errors(self.path):
+            try:
+                with open(self.path, "rb") as file:
+                    raw = file.read(_MAX_NBYTES + 1)
+            except FileNotFoundError:
+                return []
+        try:
+            return self._parse(raw)
+        except JsonError as error:
+            raise ProfileError(
+                f"{self.path}: {error}; delete the file, it is only a memory of the last run"
+            ) from None
+
+    def save(self, keys: Sequence[ExpertKey]) -> None:
+        """Remember the experts, the best first; raises StorageError."""
+        partial = self.path.with_name(
+            f"{self.path.name}.{os.getpid()}.partial"
+        )  # runs of one pack may end together
+        with storage_errors(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with open(partial, "w", encoding="utf-8") as file:
+                    json.dump({"version": _VERSION, "experts": keys}, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(partial, self.path)
+            finally:
+                with suppress(OSError):  # renamed away, or never made
+                    partial.unlink()
+
+    def _parse(self, raw: bytes) -> list[ExpertKey]:
+        if len(raw) > _MAX_NBYTES:
+            raise JsonError(f"expected at most {_MAX_NBYTES} bytes")
+        document = check_object(parse_json(raw), frozenset({"version", "experts"}), "the document")
+        check_int(document["version"], "version", least=_VERSION, most=_VERSION)
+        keys = []
+        for pair in check_list(document["experts"], "experts", longest=sum(self._num_experts.values())):
+            layer, expert = check_list(pair, "experts[]", shortest=2, longest=2)
+            num_experts = self._num_experts.get(check_int(layer, "experts[]"), 0)
+            keys.append(ExpertKey(layer, check_int(expert, "experts[]", most=num_experts - 1)))
+        if len(set(keys)) < len(keys):
+            raise JsonError("experts: one stands twice")
+        return keys
+
+
+def _cache_folder() -> Path:
+    """As the XDG Base Directory Specification 0.8 has it, which ignores a relative path."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return folder if folder.is_absolute() else Path.home() / ".cache"
