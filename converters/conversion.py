@@ -9,6 +9,7 @@ import os
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from converters.journal import Journal
 from converters.source_files import LocalFiles, SourceFiles
 from converters.source_reader import SLACK_NBYTES
 from lmpack.alignment import DEFAULT_PAGE_SIZE
+from lmpack.compression import compress_files
 from lmpack.drive import check_space
 from lmpack.errors import StorageError, UsageError
 from lmpack.expert_key import ExpertKey
@@ -59,12 +61,13 @@ def convert(
     page_size: int = DEFAULT_PAGE_SIZE,
     jobs: int | None = None,
     resume: bool = False,
+    compression_level: int | None = None,
     files: SourceFiles | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> ConversionReport:
     """Write the checkpoint at src as the pack dst; progress gets the number of source bytes just done.
 
-    With resume, what an interrupted conversion left in `dst.partial` is checked and taken over. files hands out the
+    A compression level of zstd gives a compressed pack; progress then gets its bytes as well. With resume, what an interrupted conversion left in `dst.partial` is checked and taken over. files hands out the
     checkpoint's files; by default they are where the checkpoint found them. Raises CheckpointError or
     UnsupportedError for the source, UsageError when dst exists or what is to be resumed is about something else,
     StorageError when the drive refuses. The source's files are read once, memory stays under 300 MB (more only when
@@ -92,7 +95,7 @@ def convert(
         with _resumable(folder), Journal(folder.path / JOURNAL_FILE, draft.pack_id) as journal:
             folder.refuse_strangers(draft)
             source_nbytes = resumed_nbytes = sum(file.nbytes for file in checkpoint.files)
-            manifest = _complete_interrupted(folder, draft)
+            manifest = _complete_interrupted(folder, draft, is_compressed=compression_level is not None)
             if manifest is None:
                 with CopyLanes(1 + jobs, buffer_nbytes + SLACK_NBYTES) as lanes:
                     tools = CopyTools(
@@ -111,7 +114,12 @@ def convert(
                     source = Source(checkpoint.kind, tuple(copy.run() for copy in copies))
                 resumed_nbytes = sum(copy.recalled_nbytes for copy in copies)
                 manifest = writer.finish(
-                    architecture=description.architecture, config=description.config, source=source
+                    architecture=description.architecture,
+                    config=description.config,
+                    source=source,
+                    compress=None
+                    if compression_level is None
+                    else partial(compress_files, level=compression_level, progress=progress),
                 )
     return ConversionReport(
         path=Path(dst),
@@ -151,12 +159,12 @@ def _resumable(folder: PartialFolder) -> Iterator[None]:
         raise StorageError(f"{error} (--resume continues with what is in {folder.path})") from error
 
 
-def _complete_interrupted(folder: PartialFolder, draft: Manifest) -> Manifest | None:
+def _complete_interrupted(folder: PartialFolder, draft: Manifest, *, is_compressed: bool) -> Manifest | None:
     """Finish a pack that was whole but for its name when the conversion ended; None when there is more to do."""
     manifest = folder.manifest()
     if manifest is None:
         return None
-    if _layout_id(manifest) != draft.pack_id:
+    if _layout_id(manifest.uncompressed()) != draft.pack_id or manifest.is_compressed != is_compressed:
         raise UsageError(
             f"{folder.path}: is the pack of another source, or made with other settings; rename it to use it, or "
             "delete it"

@@ -21,9 +21,11 @@ from lmpack.drive import storage_errors
 from lmpack.errors import StorageError, UsageError
 from lmpack.expert_key import ExpertKey
 from lmpack.manifest import SHARED_FILE
+from lmpack.partial_folder import REPLACEMENT_SUFFIX
 from lmpack.storage import (
     PIECE_NBYTES,
     RAW_ENCODING,
+    ZSTD_STORAGE,
     StoredExpert,
     StoredPart,
     StoredTensor,
@@ -36,7 +38,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
-    from lmpack.layer_entry import ExpertPart, LayerEntry
+    from lmpack.layer_entry import ExpertPart
+    from lmpack.manifest import Manifest
     from lmpack.tensor_info import TensorInfo
 
     Run = Callable[[Callable[[memoryview], bytes], Iterable[memoryview]], Iterator[bytes]]
@@ -46,7 +49,6 @@ DEFAULT_LEVEL = 1
 MAX_LEVEL = 22
 WORTH_PERCENT = 95
 """A tensor that zstd leaves above this share of its size is stored as it is."""
-TEMPORARY_SUFFIX = ".zstd"
 
 _READ_NBYTES = 16 * PIECE_NBYTES
 _METHOD = re.compile(r"zstd(?::([0-9]{1,2}))?")
@@ -64,11 +66,12 @@ def parse_compression(text: str) -> int:
 
 
 def compress_files(
-    folder: Path, layers: Sequence[LayerEntry], shared: Sequence[TensorInfo], level: int
-) -> tuple[tuple[LayerEntry, ...], tuple[TensorInfo, ...]]:
-    """Replace the expert files and shared.bin in folder by their compressed form; return how they are stored now.
+    folder: Path, manifest: Manifest, *, level: int, progress: Callable[[int], None] | None = None
+) -> Manifest:
+    """Replace the expert files and shared.bin in folder by their compressed form; return the manifest that fits them.
 
-    Every expert must still have its own file. Raises StorageError.
+    Every expert must still have a file of its own. progress gets bytes just compressed, in any thread. Raises
+    StorageError.
     """
     owners: dict[
         tuple[str, tuple[ExpertPart, ...]], str
@@ -78,26 +81,35 @@ def compress_files(
             owners.setdefault((expert.file, layer.parts), ExpertKey(layer.layer, number).file)
             for number, expert in enumerate(layer.experts)
         ]
-        for layer in layers
+        for layer in manifest.layers
     ]
     parts = {file: layout for (_, layout), file in owners.items()}
+
+    def compress(file: str) -> StoredExpert:
+        stored = compress_expert(folder / file, parts[file], level)
+        if progress is not None:
+            progress(sum(part.nbytes for part in parts[file]))
+        return stored
+
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        experts = pool.map(lambda file: compress_expert(folder / file, parts[file], level), parts)
-        stored = dict(zip(parts, experts, strict=True))
-        tensors = compress_shared(folder / SHARED_FILE, shared, level, pool.map)
-    return (
-        tuple(
-            replace(
-                layer,
-                experts=tuple(
-                    replace(expert, file=file, stored=stored[file])
-                    for expert, file in zip(layer.experts, own, strict=True)
-                ),
-            )
-            for layer, own in zip(layers, files, strict=True)
-        ),
-        tuple(replace(tensor, stored=form) for tensor, form in zip(shared, tensors, strict=True)),
+        stored = dict(zip(parts, pool.map(compress, parts), strict=True))
+        tensors = compress_shared(folder / SHARED_FILE, manifest.shared, level, pool.map)
+    if progress is not None:
+        progress(sum(tensor.nbytes for tensor in manifest.shared))
+    layers = tuple(
+        replace(
+            layer,
+            experts=tuple(
+                replace(expert, file=file, stored=stored[file])
+                for expert, file in zip(layer.experts, own, strict=True)
+            ),
+        )
+        for layer, own in zip(manifest.layers, files, strict=True)
     )
+    shared = tuple(
+        replace(tensor, stored=form) for tensor, form in zip(manifest.shared, tensors, strict=True)
+    )
+    return replace(manifest, storage=ZSTD_STORAGE, layers=layers, shared=shared)
 
 
 def compress_expert(path: Path, parts: Sequence[ExpertPart], level: int) -> StoredExpert:
@@ -136,7 +148,7 @@ def _compress_file(
     path: Path, tensors: Sequence[tuple[str, int, int]], level: int, run: Run
 ) -> tuple[list[_Written], str]:
     """Replace a file by its (dtype, offset, nbytes) tensors, compressed; return what they became, and its SHA-256."""
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    temporary = path.with_name(path.name + REPLACEMENT_SUFFIX)
     digest = hashlib.sha256()
     written = []
     with (

@@ -32,7 +32,7 @@ from lmpack.tensor_info import check_tensor_name
 from lmpack.write_progress import LayerProgress, StreamProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from lmpack.manifest import ConfigValue, Source
@@ -233,9 +233,11 @@ class PackWriter:
         source: Source,
         reproducible: bool = True,
         reason: str = "",
+        compress: Callable[[Path, Manifest], Manifest] | None = None,
     ) -> Manifest:
         """Check that everything was written, store identical experts once, put the manifest last, rename.
 
+        compress may give the files in a folder another form once they are whole, and returns the manifest for it.
         Raises PackError when bytes are missing, ManifestError when the manifest would not be readable.
         """
         self._start()
@@ -264,6 +266,9 @@ class PackWriter:
         self.folder.write(SHARED_FILE, 0, b"", file_nbytes=shared_nbytes)
         if self.folder.resume:
             self._clear_shared_padding(shared_nbytes)
+        if compress is not None:
+            raw = compress(self.folder.path, draft).to_bytes()
+            manifest = Manifest.parse(raw, self.path / MANIFEST_FILE)
         self._closed = True
         self.folder.publish(raw, manifest)
         return manifest

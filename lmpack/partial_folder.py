@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 PARTIAL_SUFFIX = ".partial"
 JOURNAL_FILE = "journal"
 """What a conversion notes about its progress; publishing the pack deletes it."""
+REPLACEMENT_SUFFIX = ".new"
+"""What is added to a file's name while another form of it is written beside it."""
 _UNFINISHED_MANIFEST = MANIFEST_FILE + PARTIAL_SUFFIX
 
 
@@ -55,9 +57,16 @@ class PartialFolder:
             return sum(os.lstat(self.path / file).st_blocks * 512 for file in files), len(files)
 
     def refuse_strangers(self, draft: Manifest) -> None:
-        """Raise UsageError for a file that a pack with this layout does not have: it would end up inside it."""
+        """Raise UsageError for a file that a pack with this layout does not have: it would end up inside it.
+
+        Replacements that an earlier run did not complete are deleted.
+        """
         known = {*expected_files(draft), JOURNAL_FILE, MANIFEST_FILE, _UNFINISHED_MANIFEST}
         for file in sorted(found_files(self.path).keys() - known):
+            if file.removesuffix(REPLACEMENT_SUFFIX) in known:
+                with storage_errors(self.path / file):
+                    os.unlink(self.path / file)
+                continue
             raise UsageError(f"{self.path / file}: is no part of this pack; move it away, then resume")
 
     def write(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
   lmpack convert qwen3-Q4_K_M.gguf qwen3.lmpack
   lmpack convert qwen3-00001-of-00003.gguf qwen3.lmpack --jobs 4
   lmpack convert qwen3-Q4_K_M.gguf qwen3.lmpack --resume
+  lmpack convert path/to/hf-folder qwen3-zstd.lmpack --compress zstd
   lmpack convert path/to/hf-folder qwen3.lmpack --page-size 64KiB --json
 """
 )
@@ -35,8 +36,22 @@ if TYPE_CHECKING:
 )
 @click.option("--jobs", type=int, help="Writing threads [default: one per core, 2 to 8].")
 @click.option("--resume", is_flag=True, help="Go on with what an interrupted conversion to DST has left.")
+@click.option(
+    "--compress",
+    metavar="zstd[:LEVEL]",
+    help="Compress the files, to keep or send the pack; lmpack unpack restores them. "
+    "16-bit floats shrink by a third, 4-bit blocks hardly.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def command(src: str, dst: str, page_size: str, jobs: int | None, resume: bool, as_json: bool) -> None:
+def command(
+    src: str,
+    dst: str,
+    page_size: str,
+    jobs: int | None,
+    resume: bool,
+    compress: str | None,
+    as_json: bool,
+) -> None:
     """Convert the checkpoint SRC into the pack DST.
 
     SRC is a GGUF file, any shard of a split set, a safetensors file, or a folder with one model. Every byte is
@@ -45,9 +60,11 @@ def command(src: str, dst: str, page_size: str, jobs: int | None, resume: bool, 
     """
     from converters.checkpoint import open_checkpoint
     from converters.conversion import convert
+    from lmpack.compression import parse_compression
 
+    compression_level = parse_compression(compress) if compress is not None else None
     checkpoint = open_checkpoint(Path(src))
-    total = sum(file.nbytes for file in checkpoint.files)
+    total = sum(file.nbytes for file in checkpoint.files) * (1 if compress is None else 2)
     with progress_bar(total, description="convert") as progress:
         report = convert(
             checkpoint,
@@ -55,6 +72,7 @@ def command(src: str, dst: str, page_size: str, jobs: int | None, resume: bool, 
             page_size=parse_byte_size(page_size),
             jobs=jobs,
             resume=resume,
+            compression_level=compression_level,
             progress=progress,
         )
     if as_json:

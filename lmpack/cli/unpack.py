@@ -1,0 +1,52 @@
+"""lmpack unpack: a pack whose files can be mapped, from a compressed one."""
+
+from __future__ import annotations
+
+import click
+
+from lmpack.byte_size import format_nbytes
+from lmpack.cli.progress import progress_bar
+from lmpack.cli.report import print_json
+
+
+@click.command(
+    epilog="""Examples:
+
+\b
+  lmpack unpack qwen3-zstd.lmpack qwen3.lmpack
+  lmpack unpack qwen3-zstd.lmpack qwen3.lmpack --json
+"""
+)
+@click.argument("pack", type=click.Path(exists=True, file_okay=False))
+@click.argument("dst", type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def command(pack: str, dst: str, as_json: bool) -> None:
+    """Write the compressed PACK as the pack DST, whose files are as they were before `--compress`.
+
+    DST has the pack id that a conversion without --compress gives. Every checksum is compared on the way.
+    """
+    from lmpack.pack import Pack
+    from lmpack.pack_files import expected_files
+    from lmpack.unpacking import unpack
+
+    opened = Pack.open(pack)
+    total = sum(file.nbytes for file in expected_files(opened.manifest.uncompressed()).values())
+    with progress_bar(total, description="unpack") as progress:
+        report = unpack(opened, dst, progress=progress)
+    if as_json:
+        print_json(
+            {
+                "pack": pack,
+                "unpacked": str(report.path),
+                "pack_id": report.pack_id,
+                "compressed_nbytes": report.compressed_nbytes,
+                "nbytes": report.nbytes,
+                "seconds": round(report.seconds, 3),
+            }
+        )
+        return
+    click.echo(
+        f"{report.path}: {format_nbytes(report.nbytes)} from {format_nbytes(report.compressed_nbytes)} "
+        f"in {report.seconds:.2f} s"
+    )
+    click.echo(f"pack id {report.pack_id}")
