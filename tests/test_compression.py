@@ -15,7 +15,6 @@ import pytest
 import zstandard
 
 from converters.conversion import convert
-from converters.export import export
 from lmpack.compression import compress_piece, parse_compression
 from lmpack.decompression import Decompressor
 from lmpack.errors import ManifestError, PackError, StorageError, UsageError
@@ -24,7 +23,6 @@ from lmpack.manifest import Manifest
 from lmpack.pack import Pack
 from lmpack.pack_writer import PackWriter
 from lmpack.storage import PIECE_NBYTES
-from lmpack.unpacking import unpack
 from lmpack.validation import validate
 from runtime.direct_store import DirectStore
 from runtime.engine import Engine
@@ -167,64 +165,6 @@ def test_a_trained_bf16_model_takes_three_quarters_at_most(models_dir: Path, tmp
     )
     raw = sum(layer.stride * layer.num_experts for layer in manifest.layers) + manifest.shared_nbytes
     assert stored <= 0.75 * raw
-
-
-# --- the ways back ---
-
-
-@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32", "Q8_0"])
-def test_unpacking_gives_the_plain_pack_and_export_the_source(dtype: str, tmp_path: Path) -> None:
-    tensors = trained_tensors("F32") if dtype != "Q8_0" else trained_tensors("BF16")
-    if dtype == "Q8_0":
-        tensors = [replace(t, dtype="Q8_0", data=None) if t.dtype == "BF16" else t for t in tensors]
-    elif dtype != "F32":
-        tensors = trained_tensors(dtype)
-    src = write_gguf(tmp_path / "model.gguf", tensors)
-    plain, compressed = plain_and_compressed(src, tmp_path)
-    assert validate(compressed.path).ok
-    report = unpack(compressed, tmp_path / "unpacked.lmpack")
-    assert report.pack_id == plain.manifest.pack_id == compressed.manifest.uncompressed().pack_id
-    assert files_below(tmp_path / "unpacked.lmpack") == files_below(plain.path)
-    export(compressed, tmp_path / "out")
-    assert files_below(tmp_path / "out") == {"model.gguf": src.read_bytes()}
-    for key in all_keys(plain):
-        assert compressed.read_expert(key) == plain.read_expert(key)
-
-
-def test_identical_experts_of_other_parts_keep_a_file_for_each(tmp_path: Path) -> None:
-    tensors = [replace(t, data=bytes(t.nbytes)) for t in trained_tensors("F16")]
-    halves = [
-        replace(t, dtype="BF16") if t.name.startswith("blk.1.") and t.dtype == "F16" else t for t in tensors
-    ]
-    fused = [t for t in halves if not t.name.startswith("blk.1.ffn_up_exps.bias")]
-    plain, compressed = plain_and_compressed(write_gguf(tmp_path / "zeros.gguf", fused), tmp_path)
-    assert {expert.file for layer in compressed.manifest.layers for expert in layer.experts} == {
-        "experts/L000/E0000.bin",
-        "experts/L001/E0000.bin",
-    }
-    assert len({expert.file for layer in plain.manifest.layers for expert in layer.experts}) == 1
-    unpack(compressed, tmp_path / "unpacked.lmpack")
-    assert files_below(tmp_path / "unpacked.lmpack") == files_below(plain.path)
-
-
-def test_unpacking_keeps_profiles(compressed: Pack, tmp_path: Path) -> None:
-    (compressed.path / "profiles").mkdir()
-    (compressed.path / "profiles" / "a.safetensors").write_bytes(b"profile")
-    unpack(compressed, tmp_path / "unpacked.lmpack")
-    assert (tmp_path / "unpacked.lmpack" / "profiles" / "a.safetensors").read_bytes() == b"profile"
-
-
-def test_what_cannot_be_unpacked_is_refused_and_leaves_nothing(
-    packs: tuple[Pack, Pack], compressed: Pack, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match="is not compressed"):
-        unpack(packs[0], tmp_path / "again.lmpack")
-    with pytest.raises(UsageError, match="exists"):
-        unpack(compressed, compressed.path)
-    flip(compressed.path / KEY.file, 100)
-    with pytest.raises(PackError, match=rf"{KEY.file}: .*; run: lmpack validate"):
-        unpack(compressed, tmp_path / "broken.lmpack")
-    assert not list(tmp_path.glob("broken*"))
 
 
 # --- damage ---
