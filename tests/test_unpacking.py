@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,6 +18,9 @@ from tests.compressed_packs import plain_and_compressed, trained_tensors, write_
 from tests.expert_packs import all_keys
 from tests.round_trip import files_below
 from tests.test_validation import flip
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 KEY = ExpertKey(1, 1)
 
