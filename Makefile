@@ -6,10 +6,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 BENCH_LAYERS ?= 24
+FUZZ_SECONDS ?= 300
 BENCH_GGUF := build/bench/qwen3moe-$(BENCH_LAYERS)-layers.gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint typecheck bench clean
+.PHONY: help setup demo test check lint typecheck bench slow fuzz clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,6 +36,16 @@ bench: $(INSTALLED) $(BENCH_GGUF) ## measure convert, decode and kernels on a ra
 	$(BIN)/python -m benchmarks.convert $(BENCH_GGUF) --work $(dir $(BENCH_GGUF))
 	$(BIN)/python -m benchmarks.decode --model $(BENCH_GGUF)
 	$(BIN)/python -m benchmarks.kernels
+
+slow: $(INSTALLED) ## run the tests that take minutes
+	$(BIN)/python -m pytest -rs -m slow $(PYTEST_ARGS)
+
+fuzz: $(INSTALLED) ## look for input that breaks a reader, FUZZ_SECONDS (300) for each; findings go to build/fuzz
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[fuzz]'
+	for target in gguf safetensors config manifest; do \
+		$(BIN)/python -m fuzz $$target -max_total_time=$(FUZZ_SECONDS) -max_len=16384 -rss_limit_mb=256 -timeout=60 \
+			-print_final_stats=1 -verbosity=0 || exit 1; \
+	done
 
 clean: ## remove .venv and everything built or cached
 	rm -rf $(VENV) build dist .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-MAX_HEADER_NBYTES = 100_000_000  # the largest real headers (250,000 tokens with merges) take 15 MB
+MAX_HEADER_NBYTES = 64_000_000  # the largest real headers (250,000 tokens with merges) take 15 MB
+MAX_PARSED_NBYTES = 160_000_000  # of memory for what a header holds, roughly; those take 50 MB
 MAX_NAME_NBYTES = 65_535  # the specification's limit for keys
 MAX_DIMS = 8  # ggml stops at 4
 MAX_ELEMENTS = (1 << 53) - 1  # what JSON can say exactly
@@ -49,6 +50,18 @@ _SCALAR_FORMATS = {"u1": "B", "i1": "b", "u2": "H", "i2": "h", "u4": "I", "i4": 
     "i8": "q",
     "f8": "d",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """What one value takes in the file at least, and in memory about."""
+
+    file_nbytes: int
+    memory_nbytes: int
+
+
+_KEY, _TENSOR_INFO = _Cost(13, 256), _Cost(24, 512)
+_STRING_VALUE, _ARRAY_VALUE = _Cost(8, 64), _Cost(12, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +119,15 @@ class _Parser:
         self.order: Literal["<", ">"] = "<"
         self.context = "the fixed fields"
         self.float32_keys: set[str] = set()
+        self.parsed_nbytes = 0
 
     def header(self) -> GGUFHeader:
         self.magic()
         version = self.version()
         num_tensors, num_keys = self.scalar("u8"), self.scalar("u8")
-        # a key-value pair takes at least 13 bytes, a tensor info 24
-        self.check_count(num_keys, 13, "metadata keys")
-        self.check_count(num_tensors, 24, "tensors")
+        self.check_count(num_keys, _KEY, "metadata keys")
+        self.check_count(num_tensors, _TENSOR_INFO, "tensors")
         metadata = self.metadata(num_keys)
-        self.check_count(num_tensors, 24, "tensors")
         tensors = tuple(self.tensor_info(i) for i in range(num_tensors))
         alignment = self.alignment(metadata)
         return GGUFHeader(
@@ -174,16 +186,16 @@ class _Parser:
             raise self.error(f"arrays nested more than {MAX_ARRAY_DEPTH} deep")
         value_type, count = self.scalar("u4"), self.scalar("u8")
         if value_type == _STRING:
-            self.check_count(count, 8, "strings")
+            self.check_count(count, _STRING_VALUE, "strings")
             return self.strings(count)
         if value_type == _ARRAY:
-            self.check_count(count, 12, "arrays")
+            self.check_count(count, _ARRAY_VALUE, "arrays")
             return [self.array(depth + 1) for _ in range(count)]
         if value_type not in _SCALARS:
             raise self.error(f"array of value type {value_type}, which is not known (0 to 12 are)")
         code = _SCALARS[value_type]
         dtype = np.dtype(code if code == "?" else self.order + code)
-        self.check_count(count, dtype.itemsize, "numbers")
+        self.check_count(count, _Cost(dtype.itemsize, dtype.itemsize), "numbers")
         raw = self.take(count * dtype.itemsize)
         if code == "?" and raw.translate(None, b"\0\1"):
             raise self.error("a bool that is neither 0 nor 1")
@@ -268,10 +280,16 @@ class _Parser:
             self.buffer += more
         return self.buffer, len(self.buffer)
 
-    def check_count(self, count: int, min_nbytes: int, what: str) -> None:
-        possible = (self.total_nbytes - self.position) // min_nbytes
+    def check_count(self, count: int, cost: _Cost, what: str) -> None:
+        """Refuse more than the file can hold or than memory should, before any of them is read."""
+        possible = (self.total_nbytes - self.position) // cost.file_nbytes
         if count > possible:
             raise self.error(f"claims {count} {what}, the file has room for {possible}; download it again")
+        self.parsed_nbytes += count * cost.memory_nbytes
+        if self.parsed_nbytes > MAX_PARSED_NBYTES:
+            raise self.error(
+                f"{count} {what} and what comes before take more than {MAX_PARSED_NBYTES} bytes of memory"
+            )
 
     def error(self, message: str) -> CheckpointError:
         return CheckpointError(f"{self.where}: at byte {self.position}, {self.context}: {message}")

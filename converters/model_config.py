@@ -123,6 +123,7 @@ _GGUF_NORM_TOPK_PROB = {"qwen3moe": True, "llama": True, "qwen2moe": False, "olm
 _HF_NORM_TOPK_PROB = {"mixtral": True, "qwen3_moe": False, "qwen2_moe": False, "olmoe": False}
 _HF_TIES_BY_DEFAULT = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text", "cohere", "cohere2"})
 _DEFAULT_ROPE_THETA = 10_000.0
+_MAX_HEAD_DIM = 1 << 20  # elements; the widest heads have 576
 
 
 def config_from_gguf(header: GGUFHeader, shapes: Shapes, *, where: str) -> ModelDescription:
@@ -189,9 +190,9 @@ def hf_architecture(model_type: str) -> str:
 
 def _complete(config: dict[str, ConfigValue], shapes: Shapes) -> None:
     """Add what follows from other keys or from the shapes of tensors."""
-    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
-    if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
-        config.setdefault("head_dim", hidden // heads)
+    if (head_dim := _head_dim(config)) is not None:
+        config.setdefault("head_dim", head_dim)
+    if isinstance(heads := config.get("num_attention_heads"), int):
         config.setdefault("num_key_value_heads", heads)
     if "head_dim" in config:
         config.setdefault("rope_dim", config["head_dim"])
@@ -224,12 +225,15 @@ def _put_rope(config: dict[str, ConfigValue], source: Mapping[str, Any]) -> None
     if rope.get("rope_theta") is not None:
         _put(config, "rope_theta", rope["rope_theta"])
     partial = rope.get("partial_rotary_factor", source.get("partial_rotary_factor"))
-    head_dim = config.get("head_dim")
-    if head_dim is None and config.get("num_attention_heads"):
-        head_dim = _integer(config["hidden_size"]) // _integer(config["num_attention_heads"])
+    head_dim = _head_dim(config)
     if source.get("qk_rope_head_dim"):
         _put(config, "rope_dim", source["qk_rope_head_dim"])
-    elif isinstance(partial, int | float) and isinstance(head_dim, int):
+    elif isinstance(partial, int | float) and head_dim is not None:
+        if not 0 <= partial <= 1 or head_dim > _MAX_HEAD_DIM:
+            raise CheckpointError(
+                f"config.json: partial_rotary_factor {partial!r:.40} of a head of {head_dim!r:.40} elements, "
+                f"expected 0 to 1 of at most {_MAX_HEAD_DIM}"
+            )
         config["rope_dim"] = int(head_dim * partial)
     kind = rope.get("rope_type", rope.get("type"))
     if kind in (None, "default"):
@@ -239,8 +243,12 @@ def _put_rope(config: dict[str, ConfigValue], source: Mapping[str, Any]) -> None
         _put(config, key, rope.get(name))
 
 
-def _integer(value: object) -> int:
-    return value if isinstance(value, int) else 0
+def _head_dim(config: Mapping[str, ConfigValue]) -> int | None:
+    """Return the width of an attention head, said or computed; None when the config does not tell."""
+    said, heads, hidden = (config.get(key) for key in ("head_dim", "num_attention_heads", "hidden_size"))
+    if said is not None:
+        return said if isinstance(said, int) else None
+    return hidden // heads if isinstance(heads, int) and isinstance(hidden, int) and heads > 0 else None
 
 
 def _put(config: dict[str, ConfigValue], key: str, value: Any, *, is_float32: bool = False) -> None:

@@ -27,6 +27,7 @@ from converters.model_config import ModelDescription, config_from_hf, hf_archite
 from converters.tensor_role import SharedTensor, SinglePart, TensorRole, sort_hf_tensors
 from lmpack.dtype import dtype_nbytes
 from lmpack.errors import CheckpointError, UnsupportedError, UsageError
+from lmpack.layer_entry import MAX_DIMS
 from lmpack.strict_json import JsonError, parse_json
 
 if TYPE_CHECKING:
@@ -204,6 +205,8 @@ def _place(name: str, info: Any, file: CheckpointFile, number: int, data_offset:
     dtype, shape, offsets = info["dtype"], info["shape"], info["data_offsets"]
     if not isinstance(dtype, str) or not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
         raise CheckpointError(f"{where}: dtype, shape or data_offsets is malformed: {info!r:.100}")
+    if len(shape) > MAX_DIMS:
+        raise CheckpointError(f"{where}: {len(shape)} dimensions, a pack can hold at most {MAX_DIMS}")
     begin, end = offsets
     if not begin <= end <= file.nbytes - data_offset:
         raise CheckpointError(

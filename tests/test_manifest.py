@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmpack.errors import ManifestError, PackError, UnsupportedError
-from lmpack.manifest import MAX_MANIFEST_NBYTES, Manifest, check_description, pack_id_of
+from lmpack.manifest import MAX_MANIFEST_NBYTES, Manifest, check_description
 from lmpack.pack import read_manifest
+from tests.manifest_forgery import PREFIX, drop, forge, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,22 +24,6 @@ if TYPE_CHECKING:
     from tests.conftest import TinyPack
 
 WHERE = Path("m.lmpack/manifest.json")
-PREFIX = b'{"format": "lmpack", "version": 1, "pack_id": "'
-
-
-def seal(raw: bytes) -> bytes:
-    """Give changed bytes the pack_id that fits them, as a forger would."""
-    return raw[: len(PREFIX)] + pack_id_of(raw).encode() + raw[len(PREFIX) + 64 :]
-
-
-def forge(manifest: Manifest, change: Callable[[dict[str, Any]], object]) -> bytes:
-    """Change the document and seal it again."""
-    document = json.loads(manifest.to_bytes())
-    change(document)
-    rest = json.dumps(
-        {key: value for key, value in document.items() if key not in ("format", "version", "pack_id")}
-    )
-    return seal(PREFIX + b"0" * 64 + b'", ' + rest[1:].encode())
 
 
 def refusal_of(raw: bytes) -> str:
@@ -48,30 +33,6 @@ def refusal_of(raw: bytes) -> str:
     except ManifestError as error:
         return str(error)
     return ""
-
-
-def put(*path: Any) -> Callable[[dict[str, Any]], object]:
-    """Make a change that sets document[path[0]][path[1]]... to the last argument."""
-
-    def change(document: dict[str, Any]) -> None:
-        place: Any = document
-        for step in path[:-2]:
-            place = place[step]
-        place[path[-2]] = path[-1]
-
-    return change
-
-
-def drop(*path: Any) -> Callable[[dict[str, Any]], object]:
-    """Make a change that deletes document[path[0]][path[1]]..."""
-
-    def change(document: dict[str, Any]) -> None:
-        place: Any = document
-        for step in path[:-1]:
-            place = place[step]
-        del place[path[-1]]
-
-    return change
 
 
 def test_a_manifest_survives_the_round_trip(tiny_pack: TinyPack) -> None:

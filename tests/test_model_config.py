@@ -160,3 +160,16 @@ def test_an_infinite_number_counts_as_not_said() -> None:
 )
 def test_model_types_get_ggufs_name_where_it_has_one(model_type: str, architecture: str) -> None:
     assert hf_architecture(model_type) == architecture
+
+
+def test_a_config_json_that_leaves_out_what_a_head_is_made_of_says_nothing_of_heads() -> None:
+    config = config_from_hf({"num_attention_heads": 4, "rope_scaling": {"rope_type": "yarn"}}, {}).config
+    assert "head_dim" not in config
+    assert config["num_key_value_heads"] == 4
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf"), -1.0, 1e308])
+def test_a_rotary_factor_that_is_no_fraction_is_refused(factor: float) -> None:
+    source = {"head_dim": 64, "partial_rotary_factor": factor}
+    with pytest.raises(CheckpointError, match=r"partial_rotary_factor .* expected 0 to 1"):
+        config_from_hf(source, {})

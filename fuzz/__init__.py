@@ -1,0 +1,1 @@
+"""Fuzz targets: what reads files that nobody vouches for."""
