@@ -29,8 +29,9 @@ from runtime.engine import Engine
 from runtime.mmap_store import MmapStore
 from tests.compressed_packs import gaussian, plain_and_compressed, trained_tensors, write_gguf
 from tests.expert_packs import all_keys, budget_with_slots
+from tests.manifest_forgery import drop, put
 from tests.round_trip import files_below
-from tests.test_manifest import WHERE, drop, put
+from tests.test_manifest import WHERE
 from tests.test_validation import flip, the_problem
 
 if TYPE_CHECKING:
