@@ -15,18 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from converters.copy_lanes import BUFFER_NBYTES, CopyLanes
+from converters.pack_extent import Extent, extent_pieces, read_extents, source_extents
 from lmpack.decompression import Decompressor
 from lmpack.drive import check_space, storage_errors, sync_path
 from lmpack.errors import PackError, StorageError, UnsupportedError, UsageError
-from lmpack.expert_key import ExpertKey
-from lmpack.manifest import SHARED_FILE
-from lmpack.pack import Pack, map_file
+from lmpack.pack import Pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from converters.copy_lanes import LentBuffer
-    from lmpack.manifest import SourceFile, SourceSegment
+    from lmpack.manifest import SourceFile
 
 PARTIAL_SUFFIX = ".partial"
 _HASH_LANE, _WRITE_LANE = 0, 1
@@ -40,25 +39,6 @@ class ExportReport:
     files: tuple[str, ...]
     nbytes: int
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """What compressed bytes are."""
-
-    encoding: str
-    dtype: str
-    nbytes: int  # decompressed
-
-
-@dataclass(frozen=True, slots=True)
-class _Extent:
-    """Bytes [offset, offset + nbytes) of a file of the pack."""
-
-    path: Path
-    offset: int
-    nbytes: int
-    form: _Form | None = None  # in a compressed pack, of a tensor
 
 
 def export(
@@ -123,17 +103,18 @@ def _export_file(
 
 def _fill_as_it_is(pack: Pack, file: SourceFile, lanes: CopyLanes) -> Iterator[tuple[LentBuffer, int]]:
     """Yield buffers with a source file's bytes in file order, and how many each holds."""
-    for extents in _batches(_extents(pack, file)):
+    for extents in _batches(source_extents(pack, file)):
         buffer = lanes.lend()
         nbytes = sum(extent.nbytes for extent in extents)
-        _read_all(extents, buffer.view[:nbytes])
+        read_extents(extents, buffer.view[:nbytes])
         yield buffer, nbytes
 
 
 def _fill_decompressed(pack: Pack, file: SourceFile, lanes: CopyLanes) -> Iterator[tuple[LentBuffer, int]]:
     """Do the same for a compressed pack."""
     buffer, filled = lanes.lend(), 0
-    for piece in _decompressed_pieces(pack, file):
+    decompressor = Decompressor()
+    for piece in (p for extent in source_extents(pack, file) for p in extent_pieces(extent, decompressor)):
         while piece.nbytes:
             taken = min(piece.nbytes, BUFFER_NBYTES - filled)
             buffer.view[filled : filled + taken] = piece[:taken]
@@ -144,87 +125,21 @@ def _fill_decompressed(pack: Pack, file: SourceFile, lanes: CopyLanes) -> Iterat
     yield buffer, filled
 
 
-def _decompressed_pieces(pack: Pack, file: SourceFile) -> Iterator[memoryview]:
-    """Yield a source file's bytes in file order; each piece is valid until the next."""
-    decompressor = Decompressor()
-    for extent in _extents(pack, file):
-        end = extent.offset + extent.nbytes
-        stored = map_file(extent.path, end)[extent.offset :].data
-        if extent.form is None:
-            yield stored
-            continue
-        try:
-            yield from decompressor.pieces(
-                stored, extent.form.encoding, extent.form.dtype, extent.form.nbytes
-            )
-        except PackError as error:
-            raise PackError(f"{extent.path}: {error}; run: lmpack validate {pack.path}") from None
-
-
-def _extents(pack: Pack, file: SourceFile) -> Iterator[_Extent]:
-    """Say where the pack has each byte of a source file, in file order."""
-    kept, kept_at, end = pack.kept_path(file), 0, 0
-    for segment in file.segments:
-        if gap := segment.offset - end:
-            yield _Extent(kept, kept_at, gap)
-            kept_at += gap
-        yield from _segment_extents(pack, segment)
-        end = segment.offset + segment.nbytes
-    if end < file.nbytes:
-        yield _Extent(kept, kept_at, file.nbytes - end)
-
-
-def _segment_extents(pack: Pack, segment: SourceSegment) -> Iterator[_Extent]:
-    kind, _, name = segment.tensor.partition(":")
-    if kind == "shared":
-        tensor = pack.manifest.tensor(name)
-        if tensor.stored is None:
-            yield _Extent(pack.path / SHARED_FILE, tensor.offset, tensor.nbytes)
-        else:
-            form = _Form(tensor.stored.encoding, tensor.dtype, tensor.nbytes)
-            yield _Extent(pack.path / SHARED_FILE, tensor.stored.offset, tensor.stored.nbytes, form)
-        return
-    numbers, _, role = name.rpartition(":")
-    layer, *one = (int(number) for number in numbers.split(":"))
-    entry = pack.manifest.layer(layer)
-    part = entry.part(role)
-    position = entry.parts.index(part)
-    for expert in one or range(entry.num_experts):
-        path, stored = pack.expert_path(ExpertKey(layer, expert)), entry.experts[expert].stored
-        if stored is None:
-            yield _Extent(path, part.offset, part.nbytes)
-        else:
-            form = _Form(stored.parts[position].encoding, part.dtype, part.nbytes)
-            yield _Extent(path, stored.offset(position), stored.parts[position].nbytes, form)
-
-
-def _batches(extents: Iterator[_Extent]) -> Iterator[list[_Extent]]:
+def _batches(extents: Iterator[Extent]) -> Iterator[list[Extent]]:
     """Group extents into lists that fill a buffer; long ones are cut."""
-    batch: list[_Extent] = []
+    batch: list[Extent] = []
     room = BUFFER_NBYTES
     for extent in extents:
         start = 0
         while start < extent.nbytes:
             nbytes = min(room, extent.nbytes - start)
-            batch.append(_Extent(extent.path, extent.offset + start, nbytes))
+            batch.append(Extent(extent.path, extent.offset + start, nbytes))
             start, room = start + nbytes, room - nbytes
             if not room:
                 yield batch
                 batch, room = [], BUFFER_NBYTES
     if batch:
         yield batch
-
-
-def _read_all(extents: list[_Extent], view: memoryview) -> None:
-    for extent in extents:
-        with extent.path.open("rb", buffering=0) as opened:
-            todo, offset = view[: extent.nbytes], extent.offset
-            view = view[extent.nbytes :]
-            while todo.nbytes:
-                count = os.preadv(opened.fileno(), [todo], offset)
-                if count == 0:
-                    raise PackError(f"{extent.path}: ends at byte {offset}; it was truncated a moment ago")
-                todo, offset = todo[count:], offset + count
 
 
 def _write_all(descriptor: int, view: memoryview, offset: int) -> None:

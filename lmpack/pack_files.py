@@ -54,11 +54,12 @@ def expected_files(manifest: Manifest) -> dict[str, ExpectedFile]:
     return files
 
 
-def found_files(path: Path) -> dict[str, int]:
-    """Return every entry below a folder that is not itself a folder: path inside it -> bytes.
+SPECIAL = -1  # in place of a size: a symbolic link, a device, a pipe; a pack has none
+FOLDER = -2
 
-    -1 stands for what is not a regular file (a symbolic link, a device, a pipe): a pack has none.
-    """
+
+def found_files(path: Path) -> dict[str, int]:
+    """Return every entry below a folder: path inside it -> bytes, SPECIAL or FOLDER."""
     found: dict[str, int] = {}
     folders = [""]
     with storage_errors(path):
@@ -69,10 +70,11 @@ def found_files(path: Path) -> dict[str, int]:
                     name = prefix + entry.name
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(f"{name}/")
+                        found[name] = FOLDER
                     elif entry.is_file(follow_symlinks=False):
                         found[name] = entry.stat(follow_symlinks=False).st_size
                     else:
-                        found[name] = -1
+                        found[name] = SPECIAL
     return found
 
 
@@ -82,6 +84,8 @@ def wrong_files(manifest: Manifest, found: dict[str, int]) -> Iterator[Problem]:
         nbytes = found.get(file)
         if nbytes is None:
             yield Problem(file, wanted.key, f"missing, expected {wanted.nbytes} bytes")
+        elif nbytes == FOLDER:
+            yield Problem(file, wanted.key, "a folder, expected a file; delete it")
         elif nbytes < 0:
             yield Problem(
                 file, wanted.key, "not a regular file; a pack holds no links: copy what it points to"
@@ -92,12 +96,12 @@ def wrong_files(manifest: Manifest, found: dict[str, int]) -> Iterator[Problem]:
 
 
 def extra_files(manifest: Manifest, found: dict[str, int]) -> Iterator[Problem]:
-    """Yield what the folder has and the manifest does not name; regular files below profiles/ are welcome."""
-    for file in sorted(found.keys() - expected_files(manifest).keys() - {MANIFEST_FILE}):
-        if not file.startswith(PROFILES_FOLDER) or found[file] < 0:
-            yield Problem(
-                _printable(file), None, "not in the manifest; move it out of the pack, or delete it"
-            )
+    """Yield what the folder has and the manifest does not name; files and folders below profiles/ are welcome."""
+    occupied = {name.rpartition("/")[0] for name in found}
+    for file in sorted(found.keys() - expected_files(manifest).keys() - occupied - {MANIFEST_FILE}):
+        what = "an empty folder" if found[file] == FOLDER else "not in the manifest"
+        if not f"{file}/".startswith(PROFILES_FOLDER) or found[file] == SPECIAL:
+            yield Problem(_printable(file), None, f"{what}; move it out of the pack, or delete it")
 
 
 def open_regular(path: Path) -> int:

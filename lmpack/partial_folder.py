@@ -10,7 +10,7 @@ from lmpack.errors import ManifestError, StorageError, UsageError
 from lmpack.expert_key import ExpertKey
 from lmpack.manifest import MANIFEST_FILE
 from lmpack.pack import read_manifest
-from lmpack.pack_files import expected_files, found_files
+from lmpack.pack_files import FOLDER, expected_files, found_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +62,8 @@ class PartialFolder:
         Replacements that an earlier run did not complete are deleted.
         """
         known = {*expected_files(draft), JOURNAL_FILE, MANIFEST_FILE, _UNFINISHED_MANIFEST}
-        for file in sorted(found_files(self.path).keys() - known):
+        found = found_files(self.path)
+        for file in sorted(file for file in found.keys() - known if found[file] != FOLDER):
             if file.removesuffix(REPLACEMENT_SUFFIX) in known:
                 with storage_errors(self.path / file):
                     os.unlink(self.path / file)

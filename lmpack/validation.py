@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lmpack.manifest import ExpertEntry, LayerEntry, Manifest
     from lmpack.tensor_info import TensorInfo
 
-__all__ = ["Problem", "ValidationReport", "validate"]
+__all__ = ["FileRange", "Problem", "ValidationReport", "check_files", "file_ranges", "validate"]
 
 READ_NBYTES = 8 * 1024 * 1024
 """Large enough that a drive streams, small enough that sixteen threads need 128 MiB."""
@@ -58,7 +58,7 @@ class _Restored:
 
 
 @dataclass(frozen=True, slots=True)
-class _Range:
+class FileRange:
     """A part of a file: [offset, offset + nbytes) is hashed, the bytes of each `zeros` [start, stop) are padding."""
 
     file: str
@@ -98,23 +98,35 @@ def validate(
         message = str(error).removeprefix(f"{folder / MANIFEST_FILE}: ")
         problem = Problem(MANIFEST_FILE, None, message)
         return ValidationReport((problem,), 1, 0, time.perf_counter() - start)
+    problems, nbytes = check_files(folder, manifest, quick=quick, jobs=jobs, progress=progress)
+    return ValidationReport(problems, len(expected_files(manifest)) + 1, nbytes, time.perf_counter() - start)
+
+
+def check_files(
+    folder: Path,
+    manifest: Manifest,
+    *,
+    quick: bool = False,
+    jobs: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[tuple[Problem, ...], int]:
+    """Compare a folder's files with a manifest; return what is wrong, and the number of bytes compared."""
     found = found_files(folder)
     problems = list(wrong_files(manifest, found))
     nbytes = 0
     if not quick:
         bad = {problem.file for problem in problems}
-        ranges = [item for item in _ranges(manifest) if item.file not in bad]
+        ranges = [item for item in file_ranges(manifest) if item.file not in bad]
         checker = _Checker(folder, manifest, progress)
         with ThreadPoolExecutor(jobs or min(16, os.cpu_count() or 1)) as pool:
             problems += filter(None, pool.map(checker.check, ranges))
         nbytes = sum(item.end - item.offset for item in ranges)
     problems += extra_files(manifest, found)
-    return ValidationReport(
-        tuple(problems), len(expected_files(manifest)) + 1, nbytes, time.perf_counter() - start
-    )
+    return tuple(problems), nbytes
 
 
-def _ranges(manifest: Manifest) -> Iterator[_Range]:
+def file_ranges(manifest: Manifest) -> Iterator[FileRange]:
+    """Yield what has a checksum of its own: every expert file, shared tensor and kept file, by file, then by offset."""
     seen: set[str] = set()
     for layer in manifest.layers:
         for number, expert in enumerate(layer.experts):
@@ -127,17 +139,17 @@ def _ranges(manifest: Manifest) -> Iterator[_Range]:
     else:
         yield from _tensor_ranges(manifest)
     for file in manifest.source.files:
-        yield _Range(file.kept, None, "", 0, file.kept_nbytes, file.kept_sha256, ())
+        yield FileRange(file.kept, None, "", 0, file.kept_nbytes, file.kept_sha256, ())
 
 
-def _expert_range(layer: LayerEntry, expert: ExpertEntry, key: ExpertKey) -> _Range:
+def _expert_range(layer: LayerEntry, expert: ExpertEntry, key: ExpertKey) -> FileRange:
     if expert.stored is None:
-        return _Range(expert.file, key, "", 0, expert.nbytes, expert.sha256, _padding(layer))
+        return FileRange(expert.file, key, "", 0, expert.nbytes, expert.sha256, _padding(layer))
     restored = _Restored(expert.sha256, lambda d, file: d.expert_pieces(file, expert, layer.parts))
-    return _Range(expert.file, key, "", 0, expert.file_nbytes, expert.file_sha256, (), restored)
+    return FileRange(expert.file, key, "", 0, expert.file_nbytes, expert.file_sha256, (), restored)
 
 
-def _compressed_tensor_range(tensor: TensorInfo) -> _Range:
+def _compressed_tensor_range(tensor: TensorInfo) -> FileRange:
     stored = tensor.stored
     assert stored is not None
     restored = _Restored(
@@ -145,15 +157,15 @@ def _compressed_tensor_range(tensor: TensorInfo) -> _Range:
         lambda d, stored_bytes: d.pieces(stored_bytes, stored.encoding, tensor.dtype, tensor.nbytes),
     )
     name = f"tensor {tensor.name!r}: "
-    return _Range(SHARED_FILE, None, name, stored.offset, stored.nbytes, stored.sha256, (), restored)
+    return FileRange(SHARED_FILE, None, name, stored.offset, stored.nbytes, stored.sha256, (), restored)
 
 
-def _tensor_ranges(manifest: Manifest) -> Iterator[_Range]:
+def _tensor_ranges(manifest: Manifest) -> Iterator[FileRange]:
     ends = [tensor.offset for tensor in manifest.shared[1:]] + [manifest.shared_nbytes]
     for tensor, end in zip(manifest.shared, ends, strict=False):
         padding = ((tensor.offset + tensor.nbytes, end),)
         name = f"tensor {tensor.name!r}: "
-        yield _Range(SHARED_FILE, None, name, tensor.offset, tensor.nbytes, tensor.sha256, padding)
+        yield FileRange(SHARED_FILE, None, name, tensor.offset, tensor.nbytes, tensor.sha256, padding)
 
 
 def _padding(layer: LayerEntry) -> tuple[tuple[int, int], ...]:
@@ -174,7 +186,7 @@ class _Checker:
             for number, expert in enumerate(layer.experts):
                 self._owners.setdefault(expert.file_sha256, ExpertKey(layer.layer, number))
 
-    def check(self, item: _Range) -> Problem | None:
+    def check(self, item: FileRange) -> Problem | None:
         """Return what is wrong with a range, in one line."""
         try:
             digest, dirty = self._read(item)
@@ -194,7 +206,7 @@ class _Checker:
             )
         return Problem(item.file, item.key, item.name + "; ".join(found)) if found else None
 
-    def _restore(self, item: _Range) -> str:
+    def _restore(self, item: FileRange) -> str:
         """Return the SHA-256 of what a compressed range decompresses to."""
         assert item.restored is not None
         digest = hashlib.sha256()
@@ -203,7 +215,7 @@ class _Checker:
             digest.update(piece)
         return digest.hexdigest()
 
-    def _read(self, item: _Range) -> tuple[str, int | None]:
+    def _read(self, item: FileRange) -> tuple[str, int | None]:
         """Return the SHA-256 of the range and the first byte of padding that is not zero."""
         digest = hashlib.sha256()
         dirty: int | None = None

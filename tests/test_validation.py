@@ -151,13 +151,18 @@ def test_swapped_tensors_of_shared_bin_are_both_named(write_tiny_pack: WriteTiny
 def test_extra_files_are_named_but_profiles_are_welcome(tiny_pack: TinyPack, quick: bool) -> None:
     (tiny_pack.path / "profiles").mkdir()
     (tiny_pack.path / "profiles" / "chat.safetensors").write_bytes(b"counts")
-    (tiny_pack.path / "empty folder").mkdir()
+    (tiny_pack.path / "profiles" / "empty").mkdir()
     assert validate(tiny_pack.path, quick=quick).ok
     (tiny_pack.path / "experts/L001/E0002.bin").write_bytes(bytes(4096))
     (tiny_pack.path / "shared.bin.tmp").write_bytes(b"")
+    (tiny_pack.path / "junk" / "deep").mkdir(parents=True)
     problems = validate(tiny_pack.path, quick=quick).problems
-    assert [problem.file for problem in problems] == ["experts/L001/E0002.bin", "shared.bin.tmp"]
-    assert all(problem.message.startswith("not in the manifest") for problem in problems)
+    assert [problem.file for problem in problems] == ["experts/L001/E0002.bin", "junk/deep", "shared.bin.tmp"]
+    assert [problem.message.partition(";")[0] for problem in problems] == [
+        "not in the manifest",
+        "an empty folder",
+        "not in the manifest",
+    ]
 
 
 def test_a_name_that_is_not_text_is_shown_as_one_line(tiny_pack: TinyPack) -> None:
@@ -178,11 +183,13 @@ def test_links_pipes_and_folders_in_place_of_files_are_found(tiny_pack: TinyPack
     os.mkfifo(tiny_pack.path / "source/config.json")
     (tiny_pack.path / "experts/L001/E0001.bin").unlink()
     (tiny_pack.path / "experts/L001/E0001.bin").mkdir()
+    (tiny_pack.path / "experts/L001/E0001.bin" / "inside").write_bytes(b"")
     messages = {problem.file: problem.message for problem in validate(tiny_pack.path).problems}
     assert messages["shared.bin"].startswith("not a regular file")
     assert messages["source/config.json"].startswith("not a regular file")
-    assert messages["experts/L001/E0001.bin"].startswith("missing")
-    assert len(messages) == 3
+    assert messages["experts/L001/E0001.bin"].startswith("a folder, expected a file")
+    assert messages["experts/L001/E0001.bin/inside"].startswith("not in the manifest")
+    assert len(messages) == 4
 
 
 def test_a_profiles_folder_that_leads_out_of_the_pack_is_found(tiny_pack: TinyPack, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ COMMANDS = {
     "convert": "Make a pack from a GGUF or safetensors checkpoint.",
     "export": "Give the source files back, byte for byte.",
     "validate": "Check a pack against its manifest.",
+    "diff": "Say in which experts and tensors two packs differ.",
     "unpack": "Make the files of a compressed pack mappable again.",
     "inspect": "Show what a pack or a checkpoint holds.",
     "profile": "Record which experts a set of prompts uses.",

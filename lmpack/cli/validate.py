@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
+from converters.byte_origin import LocalOrigin, open_local_origin
+from converters.repair import repair
+from converters.source_comparison import compare_with_source
 from lmpack.byte_size import format_nbytes
-from lmpack.cli.path_argument import PackPath
+from lmpack.cli.path_argument import ModelPath, PackPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import one_line, print_json
+from lmpack.errors import ManifestError, UsageError
+from lmpack.pack import Pack, read_manifest
 from lmpack.pack_files import found_files
 from lmpack.plural import counted
-from lmpack.validation import MAX_JOBS, ValidationReport, validate
+from lmpack.validation import MAX_JOBS, Problem, ValidationReport, validate
 
 
 @click.command(
@@ -22,29 +28,84 @@ from lmpack.validation import MAX_JOBS, ValidationReport, validate
   lmpack validate qwen3.lmpack
   lmpack validate qwen3.lmpack --quick
   lmpack validate qwen3.lmpack --jobs 4 --json
+  lmpack validate qwen3.lmpack --source qwen3-Q4_K_M.gguf
+  lmpack validate qwen3.lmpack --repair qwen3-Q4_K_M.gguf
+  lmpack validate qwen3.lmpack --repair /mnt/backup/qwen3.lmpack
 """
 )
 @click.argument("pack", type=PackPath())
 @click.option("--quick", is_flag=True, help="Check names and sizes only; read nothing but the manifest.")
+@click.option("--source", type=ModelPath(), help="Compare every byte with this checkpoint, too.")
+@click.option(
+    "--repair",
+    "origin",
+    type=ModelPath(),
+    help="Replace bad files from the checkpoint or another copy of the pack.",
+)
 @click.option("--jobs", type=click.IntRange(1, MAX_JOBS), help="Files read at once [default: one per core].")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def command(pack: str, quick: bool, jobs: int | None, as_json: bool) -> None:
+def command(
+    pack: str, quick: bool, source: str | None, origin: str | None, jobs: int | None, as_json: bool
+) -> None:
     """Check every file of PACK against its manifest.
 
     Names each file that is damaged, truncated, missing, swapped or not in the manifest, with the layer and
-    expert it holds. Exit code 1 when there is one.
+    expert it holds. Exit code 1 when there is one. With --repair each bad file, and no other, is replaced once its
+    bytes from elsewhere have the right checksum; then the pack is checked again.
     """
-    total = 0 if quick else sum(max(0, nbytes) for nbytes in found_files(Path(pack)).values())
-    with progress_bar(total, description="validate") as progress:
-        report = validate(pack, quick=quick, jobs=jobs, progress=progress)
+    if quick and (source or origin):
+        raise UsageError("--quick reads no bytes; leave it out to compare or repair them")
+    report = _validated(pack, quick, jobs)
+    repaired: tuple[str, ...] = ()
+    failed: tuple[Problem, ...] = ()
+    if origin is not None and not report.ok:
+        before = report.problems
+        with progress_bar(report.nbytes, description="repair and validate") as progress:
+            done = repair(pack, _origin(pack, origin), before, jobs=jobs, progress=progress)
+        repaired, failed, report = done.repaired, done.failed, done.validation
+    if source is not None and report.ok:
+        report = _compared(pack, source, report, jobs)
     if as_json:
-        print_json(_document(pack, quick, report))
+        document = _document(pack, quick, report)
+        if origin is not None:
+            document |= {
+                "repaired": list(repaired),
+                "not_repaired": [_problem(problem) for problem in failed],
+            }
+        print_json(document)
     else:
+        for file in repaired:
+            click.echo(one_line(f"repaired {file}"))
+        for problem in failed:
+            click.echo(one_line(f"not repaired: {problem}"))
         for problem in report.problems:
             click.echo(one_line(str(problem)))
         click.echo(one_line(f"{pack}: {_summary(quick, report)}"))
     if not report.ok:
         click.get_current_context().exit(1)
+
+
+def _validated(pack: str, quick: bool, jobs: int | None) -> ValidationReport:
+    is_read = not quick and Path(pack).is_dir()
+    total = sum(max(0, nbytes) for nbytes in found_files(Path(pack)).values()) if is_read else 0
+    with progress_bar(total, description="validate") as progress:
+        return validate(pack, quick=quick, jobs=jobs, progress=progress)
+
+
+def _origin(pack: str, path: str) -> LocalOrigin:
+    try:
+        source = read_manifest(Path(pack)).source
+    except ManifestError:
+        source = None
+    return open_local_origin(Path(path), source)
+
+
+def _compared(pack: str, path: str, report: ValidationReport, jobs: int | None) -> ValidationReport:
+    """Return the report of a good pack with what its source has otherwise."""
+    opened, origin = Pack.open(pack), _origin(pack, path)
+    total = sum(file.nbytes for file in opened.manifest.source.files)
+    with progress_bar(total, description="compare") as progress:
+        return replace(report, problems=compare_with_source(opened, origin, jobs=jobs, progress=progress))
 
 
 def _summary(quick: bool, report: ValidationReport) -> str:
@@ -64,13 +125,14 @@ def _document(pack: str, quick: bool, report: ValidationReport) -> dict[str, obj
         "num_files": report.num_files,
         "nbytes": report.nbytes,
         "seconds": round(report.seconds, 3),
-        "problems": [
-            {
-                "file": problem.file,
-                "layer": problem.key.layer if problem.key else None,
-                "expert": problem.key.expert if problem.key else None,
-                "message": problem.message,
-            }
-            for problem in report.problems
-        ],
+        "problems": [_problem(problem) for problem in report.problems],
+    }
+
+
+def _problem(problem: Problem) -> dict[str, object]:
+    return {
+        "file": problem.file,
+        "layer": problem.key.layer if problem.key else None,
+        "expert": problem.key.expert if problem.key else None,
+        "message": problem.message,
     }
