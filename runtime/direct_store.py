@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from runtime.address_range import AddressRange
 from runtime.compressed_experts import CompressedExperts
 from runtime.expert_bank import ExpertBank
 from runtime.expert_files import ExpertFiles
+from runtime.page_cache import is_wholly_cached
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,8 +29,9 @@ _HUGE_PAGE_NBYTES = 2 << 20
 class DirectStore:
     """Keeps experts in memory of its own: one allocation per layout, in huge pages, touched when first filled.
 
-    It reads with O_DIRECT; where the file system refuses that, through the page cache, which forgets the file
-    right after. Which of the two runs is fixed when the store is opened: see `direct` and `name`.
+    It reads with O_DIRECT; where the file system refuses that, through the page cache. Which of the two runs is
+    fixed when the store is opened: see `direct` and `name`. An expert that the page cache holds is taken from
+    there. Either way the page cache forgets it right after: nothing is kept twice.
     """
 
     def __init__(self, pack: Pack, budget: MemoryBudget, *, buffered: bool = False) -> None:
@@ -70,12 +73,16 @@ class DirectStore:
         room = target if self._compressed is None else self._compressed.room()
         with self._files.open(key, os.O_DIRECT if self.direct else 0) as descriptor:
             done, nbytes = 0, os.fstat(descriptor).st_size
+            buffered = not self.direct
+            if self.direct and is_wholly_cached(descriptor, nbytes):
+                fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)  # no O_DIRECT
+                buffered = True
             while done < nbytes:
                 got = os.preadv(descriptor, [room[done:]], done)
                 if got == 0:
                     raise StorageError(f"ends at byte {done} of {nbytes}")
                 done += got
-            if not self.direct:
+            if buffered:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         if self._compressed is not None:
             self._compressed.restore(key, target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -21,6 +22,7 @@ from runtime.dense_weights import DenseWeights
 from runtime.expert_cache import ExpertCache
 from runtime.expert_store import open_store
 from runtime.families.registry import find_family
+from runtime.io_choice import IoChoice, choose_io
 from runtime.kernels.kernels import load_kernels
 from runtime.kv_cache import KV_DTYPES, KVCache, kv_nbytes
 from runtime.memory_budget import MemoryBudget
@@ -78,6 +80,7 @@ class Engine:
     """Generates from a pack within a memory budget; made by `Engine.load`, freed by `close`."""
 
     pack: Pack
+    io_choice: IoChoice
     config: ModelConfig
     tokenizer: Tokenizer
     budget: MemoryBudget
@@ -136,16 +139,29 @@ class Engine:
             + decompression_nbytes(pack.manifest),
             top_k=config.num_experts_per_tok,
         )
+        io_choice = choose_io(io, pack, budget)
         weights = DenseWeights(pack, torch_device)
-        loaded_kernels = load_kernels(kernels, num_threads=num_threads)
-        cache = ExpertCache(
-            open_store(io, pack, budget), budget, lambda pool: choice.make(pool, most_used=start.keys)
-        )
-        cache.warm(start.keys)
-        model = Model(pack.manifest, family, config, weights, cache, loaded_kernels, recorder, context_length)
-        tokenizer = load_tokenizer(pack)
+        with ExitStack() as undo:
+            loaded_kernels = load_kernels(kernels, num_threads=num_threads)
+            undo.callback(loaded_kernels.close)
+            store = open_store(io_choice.store, pack, budget)
+            undo.callback(store.close)
+            cache = ExpertCache(
+                store,
+                budget,
+                lambda pool: choice.make(pool, most_used=start.keys),
+                num_readers=io_choice.num_readers,
+            )
+            undo.callback(cache.close)
+            cache.warm(start.keys)
+            model = Model(
+                pack.manifest, family, config, weights, cache, loaded_kernels, recorder, context_length
+            )
+            tokenizer = load_tokenizer(pack)
+            undo.pop_all()
         return cls(
             pack=pack,
+            io_choice=io_choice,
             config=config,
             tokenizer=tokenizer,
             budget=budget,

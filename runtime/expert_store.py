@@ -46,13 +46,13 @@ class ExpertStore(Protocol):
 
 
 def open_store(name: str, pack: Pack, budget: MemoryBudget) -> ExpertStore:
-    """The store called "mmap" or "direct"; "auto" is direct, which never shares memory with the page cache."""
+    """The store called "mmap" or "direct"."""
     if name == "mmap":
         from runtime.mmap_store import MmapStore
 
         return MmapStore(pack, budget)
-    if name in ("auto", "direct"):
+    if name == "direct":
         from runtime.direct_store import DirectStore
 
         return DirectStore(pack, budget)
-    raise UsageError(f"no store is called {name!r}; expected auto, mmap or direct")
+    raise UsageError(f"no store is called {name!r}; expected mmap or direct")

@@ -335,9 +335,7 @@ def num_mappings() -> int:
     return Path("/proc/self/maps").read_text(encoding="ascii").count("\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "opened"), [("mmap", MmapStore), ("direct", DirectStore), ("auto", DirectStore)]
-)
+@pytest.mark.parametrize(("name", "opened"), [("mmap", MmapStore), ("direct", DirectStore)])
 def test_stores_are_opened_by_name(whole_pack: Pack, name: str, opened: type[ExpertStore]) -> None:
     store = open_store(name, whole_pack, budget_with_slots(whole_pack.manifest))
     assert isinstance(store, opened)
@@ -345,5 +343,5 @@ def test_stores_are_opened_by_name(whole_pack: Pack, name: str, opened: type[Exp
 
 
 def test_an_unknown_store_is_refused_with_the_known_ones(whole_pack: Pack) -> None:
-    with pytest.raises(UsageError, match="'nfs'; expected auto, mmap or direct"):
+    with pytest.raises(UsageError, match="'nfs'; expected mmap or direct"):
         open_store("nfs", whole_pack, budget_with_slots(whole_pack.manifest))

@@ -12,6 +12,8 @@ import click
 from lmpack.byte_size import format_nbytes
 from lmpack.cli.path_argument import ModelPath
 from lmpack.cli.report import one_line, print_json
+from lmpack.cli.residency import Residency
+from lmpack.errors import UsageError
 from lmpack.manifest import MANIFEST_FILE
 from lmpack.pack import Pack
 from lmpack.plural import counted
@@ -29,23 +31,30 @@ if TYPE_CHECKING:
 \b
   lmpack inspect qwen3.lmpack
   lmpack inspect qwen3.lmpack --json
+  lmpack inspect qwen3.lmpack --residency
   lmpack inspect Qwen3-30B-A3B-Q4_K_M.gguf
 """
 )
 @click.argument("source", metavar="PACK_OR_SRC", type=ModelPath())
+@click.option("--residency", is_flag=True, help="Show which experts of a pack are in the page cache now.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, with every layer and tensor.")
-def command(source: str, as_json: bool) -> None:
+def command(source: str, residency: bool, as_json: bool) -> None:
     """Show a model's architecture, configuration, layers, sizes and dtypes.
 
     Takes a pack, a GGUF file (any shard of a set) or a folder of safetensors.
     """
     if (Path(source) / MANIFEST_FILE).exists():
-        manifest = Pack.open(source).manifest
+        pack = Pack.open(source)
+        cached = Residency.of_pack(pack) if residency else None
         if as_json:
-            print_json(_pack_document(source, manifest))
+            document = _pack_document(source, pack.manifest)
+            print_json({**document, "residency": cached.to_json()} if cached else document)
         else:
-            click.echo("\n".join(_pack_lines(source, manifest)))
+            lines = _pack_lines(source, pack.manifest)
+            click.echo("\n".join([*lines, *cached.lines()] if cached else lines))
         return
+    if residency:
+        raise UsageError(f"{source}: --residency is for packs; run: lmpack convert")
     from converters.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(source)

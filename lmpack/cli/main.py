@@ -35,6 +35,8 @@ COMMANDS = {
     "chat": "Talk to a model.",
     "perplexity": "Score a text as llama.cpp's tool does.",
     "tokenize": "Show a text's token ids and pieces.",
+    "warm": "Read the hot experts into the page cache.",
+    "doctor": "Measure the drive, and say how experts will be read from it.",
     "demo": "Convert, validate, profile and run the embedded demo model.",
 }
 

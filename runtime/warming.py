@@ -1,0 +1,83 @@
+"""Reads experts into the page cache ahead of a session, the most used ones first."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lmpack.errors import ProfileError
+from lmpack.expert_key import ExpertKey
+from profiles.routing_shape import RoutingShape
+from runtime.expert_files import ExpertFiles
+from runtime.expert_readers import NUM_READERS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lmpack.pack import Pack
+    from profiles.routing_profile import RoutingProfile
+
+_READ_NBYTES = 1 << 20
+
+
+def hottest_first(pack: Pack, profile: RoutingProfile | None) -> list[ExpertKey]:
+    """A pack's experts by how often a profile saw them used; without one, expert 0 of every layer and so on.
+
+    Raises ProfileError when the profile is of another shape.
+    """
+    keys = [
+        ExpertKey(entry.layer, expert)
+        for entry in pack.manifest.layers
+        for expert in range(entry.num_experts)
+    ]
+    if profile is None:
+        return sorted(keys, key=lambda key: (key.expert, key.layer))
+    shape = RoutingShape.of_manifest(pack.manifest)
+    if profile.shape != shape:
+        raise ProfileError(
+            f"the profile is of {profile.shape.num_layers} layers with {profile.shape.widest} experts, top-"
+            f"{profile.shape.top_k}; {pack.path} has {shape.num_layers} with {shape.widest}, top-{shape.top_k}"
+        )
+    uses = np.concatenate([profile.layer_counts(index) for index in range(shape.num_layers)])
+    rank = dict(zip(keys, (-uses).tolist(), strict=True))
+    return sorted(keys, key=lambda key: (rank[key], key.expert, key.layer))
+
+
+def file_nbytes(pack: Pack, key: ExpertKey) -> int:
+    """How long an expert's file is."""
+    return pack.manifest.layer(key.layer).experts[key.expert].file_nbytes
+
+
+def within(pack: Pack, keys: Sequence[ExpertKey], most_nbytes: int) -> list[ExpertKey]:
+    """The first of these experts, as many as have room; those that share a file count each."""
+    chosen: list[ExpertKey] = []
+    for key in keys:
+        most_nbytes -= file_nbytes(pack, key)
+        if most_nbytes < 0:
+            break
+        chosen.append(key)
+    return chosen
+
+
+def warm(pack: Pack, keys: Sequence[ExpertKey], progress: Callable[[int], None]) -> None:
+    """Read the experts' files through the page cache, several at once; StorageError names the one that fails."""
+    files = ExpertFiles(pack)
+
+    def read(key: ExpertKey) -> int:
+        with files.open(key) as descriptor, mmap.mmap(-1, _READ_NBYTES) as scratch:
+            done = 0
+            while got := os.preadv(descriptor, [scratch], done):
+                done += got
+        return done
+
+    with ThreadPoolExecutor(NUM_READERS, thread_name_prefix="warm") as threads:
+        try:
+            for nbytes in threads.map(read, keys):
+                progress(nbytes)
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise

@@ -1,0 +1,65 @@
+"""What the page cache holds: as another reader of the kernel's figures sees it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from runtime.page_cache import cached_nbytes, cached_share, is_wholly_cached
+from tests.expert_packs import all_keys, write_expert_pack
+from tests.page_cache import forget
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def cold_file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(10 * 4096 + 1))
+    forget([path])
+    return path
+
+
+def test_pages_that_were_read_are_cached(cold_file: Path) -> None:
+    assert cached_nbytes(cold_file) == 0
+    with cold_file.open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        assert not is_wholly_cached(file.fileno(), 10 * 4096 + 1)
+        file.read(1)
+        assert cached_nbytes(cold_file) == 4096
+        assert not is_wholly_cached(file.fileno(), 10 * 4096 + 1)
+        file.read()
+    assert cached_nbytes(cold_file) == 11 * 4096
+    with cold_file.open("rb", buffering=0) as file:
+        assert is_wholly_cached(file.fileno(), 10 * 4096 + 1)
+
+
+def test_an_empty_file_has_nothing_to_cache(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert cached_nbytes(tmp_path / "empty") == 0
+
+
+def test_it_agrees_with_fincore(cold_file: Path) -> None:
+    fincore = shutil.which("fincore")
+    if fincore is None:
+        pytest.skip("no fincore")
+    with cold_file.open("rb", buffering=0) as file:
+        file.read(3 * 4096)
+    command = [fincore, "--bytes", "--noheadings", "--output", "RES", str(cold_file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert cached_nbytes(cold_file) == int(done.stdout)
+
+
+def test_the_share_of_a_pack_is_of_its_experts_bytes(tmp_path: Path) -> None:
+    pack = write_expert_pack(tmp_path / "experts.lmpack")
+    keys = all_keys(pack)
+    forget(pack.expert_path(key) for key in keys)
+    assert cached_share(pack) == 0.0
+    for key in keys:
+        pack.read_expert(key)
+    assert cached_share(pack) == 1.0
