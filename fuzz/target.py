@@ -14,11 +14,11 @@ from converters.conversion_plan import check_packable, plan_conversion
 from converters.gguf_checkpoint import GGUFCheckpoint
 from converters.safetensors_checkpoint import SafetensorsCheckpoint
 from lmpack.errors import LmpackError
-from lmpack.manifest import Manifest
+from lmpack.manifest import MANIFEST_FILE, Manifest
 from tests import gguf_matrix, safetensors_matrix
 from tests.gguf_fixtures import METADATA, gguf_bytes
 from tests.gguf_fixtures import moe_tensors as moe_ggufs
-from tests.manifest_forgery import PREFIX, seal
+from tests.manifest_forgery import seal
 from tests.safetensors_fixtures import CONFIG, moe_tensors, safetensors_bytes, safetensors_header, with_header
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _read_config(raw: bytes, folder: Path) -> None:
 
 
 def _read_manifest(raw: bytes, folder: Path) -> None:
-    manifest = Manifest.parse(seal(raw) if raw.startswith(PREFIX) else raw, folder / "manifest.json")
+    manifest = Manifest.parse(seal(raw), folder / "manifest.json")
     again = Manifest.parse(manifest.to_bytes(), folder / "manifest.json")
     assert again.to_bytes() == manifest.to_bytes(), "what was read is not what is written"
 
@@ -112,13 +112,14 @@ def _safetensors_seeds() -> list[bytes]:
 
 def _manifest_seeds() -> list[bytes]:
     contents = [gguf_matrix.CONTENTS[name] for name in ("fused", "biases, per expert", "no experts")]
-    seeds = []
-    for content in contents:
-        with TemporaryDirectory() as folder:
-            (Path(folder) / "m.gguf").write_bytes(gguf_bytes(content.tensors, METADATA))
-            convert(Path(folder) / "m.gguf", Path(folder) / "m.lmpack")
-            seeds.append((Path(folder) / "m.lmpack" / "manifest.json").read_bytes())
-    return seeds
+    with TemporaryDirectory() as folder:
+        gguf = Path(folder) / "m.gguf"
+        packs = [Path(folder) / f"{number}.lmpack" for number in range(2 * len(contents))]
+        for number, content in enumerate(contents):
+            gguf.write_bytes(gguf_bytes(content.tensors, METADATA))
+            convert(gguf, packs[2 * number])
+            convert(gguf, packs[2 * number + 1], compression_level=1)
+        return [(pack / MANIFEST_FILE).read_bytes() for pack in packs]
 
 
 TARGETS: dict[str, Target] = {

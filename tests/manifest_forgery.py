@@ -11,10 +11,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PREFIX = b'{"format": "lmpack", "version": 1, "pack_id": "'
+PREFIX_2 = PREFIX.replace(b"1", b"2")
 
 
 def seal(raw: bytes) -> bytes:
-    """Give changed bytes the pack_id that fits them, as a forger would."""
+    """Give changed bytes the pack_id that fits them; bytes that do not begin as a manifest stay as they are."""
+    if not raw.startswith((PREFIX, PREFIX_2)):
+        return raw
     return raw[: len(PREFIX)] + pack_id_of(raw).encode() + raw[len(PREFIX) + 64 :]
 
 
