@@ -82,12 +82,11 @@ class Decompressor:
         try:
             with self._zstd.stream_reader(stored, read_across_frames=True) as frames:
                 for target in targets:
-                    split = (target if planes == 1 else self._scratch[: len(target)]).reshape(planes, -1)
-                    for plane in split:  # room for just one frame: zstd then needs no buffer of its own
-                        if frames.readinto(plane) != len(plane):
-                            raise PackError("a compressed tensor ends too early")
+                    split = target if planes == 1 else self._scratch[: len(target)]
+                    if frames.readinto(split) != len(split):
+                        raise PackError("a compressed tensor ends too early")
                     if planes > 1:
-                        _join_planes(split, target)
+                        _join_planes(split.reshape(planes, -1), target)
                     yield target
                 if frames.read(1):
                     raise PackError("a compressed tensor is longer than it should be")
