@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -64,15 +64,28 @@ class Timings:
     prefill_s: float = 0.0
     decode_tokens: int = 0
     decode_s: float = 0.0
+    prefill_bytes_asked: int = 0  # of experts, each once per layer and chunk
+    prefill_bytes_read: int = 0
+    decode_bytes_read: int = 0
+    decode_read_s: float = 0.0  # of decode_s, waiting for the drive
 
-    def add(self, num_tokens: int, spent_s: float) -> None:
-        """A forward pass of one token counts as decoding, a longer one as prefill."""
+    @contextmanager
+    def timed(self, num_tokens: int, cache: ExpertCache) -> Iterator[None]:
+        """Count what the block does: of one token as decoding, of more as prefill."""
+        started = time.perf_counter()
+        asked, read, read_s = cache.bytes_asked, cache.bytes_read, cache.read_s
+        yield
+        spent_s = time.perf_counter() - started
         if num_tokens == 1:
             self.decode_tokens += 1
             self.decode_s += spent_s
+            self.decode_bytes_read += cache.bytes_read - read
+            self.decode_read_s += cache.read_s - read_s
         else:
             self.prefill_tokens += num_tokens
             self.prefill_s += spent_s
+            self.prefill_bytes_asked += cache.bytes_asked - asked
+            self.prefill_bytes_read += cache.bytes_read - read
 
 
 @dataclass(slots=True)
@@ -91,6 +104,7 @@ class Engine:
     kv_dtype: str
     num_threads: int
     timings: Timings
+    major_faults_before: int  # of this process, when it was loaded
     session: LastSession | None  # which close() keeps, once
 
     @classmethod
@@ -172,6 +186,7 @@ class Engine:
             kv_dtype=kv_dtype,
             num_threads=num_threads,
             timings=Timings(),
+            major_faults_before=resource.getrusage(resource.RUSAGE_SELF).ru_majflt,
             session=start.session,
         )
 
@@ -189,15 +204,13 @@ class Engine:
         """Final hidden states float32 [n, hidden] of `token_ids`, which follow the cache's; kv moves on."""
         self._check_ids(token_ids)
         kv.require(len(token_ids))
-        started = time.perf_counter()
         # One token's tensors are too small to share, and idle OpenMP threads would spin against ggml's.
         torch.set_num_threads(1 if len(token_ids) == 1 else self.num_threads)
-        with torch.inference_mode():
+        with self.timings.timed(len(token_ids), self.cache), torch.inference_mode():
             chunks = [
                 self.model.forward(token_ids[first : first + PREFILL_CHUNK], kv)
                 for first in range(0, len(token_ids), PREFILL_CHUNK)
             ]
-        self.timings.add(len(token_ids), time.perf_counter() - started)
         return torch.cat(chunks)
 
     def generate(
@@ -237,16 +250,19 @@ class Engine:
             context_length=self.context_length,
             ram_nbytes=self.budget.total_nbytes,
             expert_slots_nbytes=self.budget.experts_nbytes,
-            prefill_tokens=self.timings.prefill_tokens,
-            prefill_s=self.timings.prefill_s,
-            decode_tokens=self.timings.decode_tokens,
-            decode_s=self.timings.decode_s,
+            io_reason=self.io_choice.reason,
+            num_readers=self.io_choice.num_readers,
+            **asdict(self.timings),
             hits=self.cache.hits,
             misses=self.cache.misses,
             evictions=self.cache.evictions,
             experts_warmed=self.cache.warmed,
             bytes_read=self.cache.bytes_read,
             read_s=self.cache.read_s,
+            drive_s=self.cache.drive_s,
+            useful_guesses=self.cache.useful_guesses,
+            wasted_guesses=self.cache.wasted_guesses,
+            major_faults=resource.getrusage(resource.RUSAGE_SELF).ru_majflt - self.major_faults_before,
             peak_rss_nbytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
 

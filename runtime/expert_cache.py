@@ -27,7 +27,8 @@ class ExpertCache:
     """Keeps as many experts of each layout resident as the store has slots, each in a slot that does not move.
 
     Called from one thread at a time. `hits` and `misses` count an expert once per fetch that asks for it, a guess
-    that is still on its way as a miss; `bytes_read` is what reads took, those of guesses included, `read_s` the
+    that is still on its way as a miss; `bytes_asked` is what those
+    experts take, resident or not; `bytes_read` is what reads took, those of guesses included, `read_s` the
     seconds by `clock` that fetches waited. A guess counts as useful when it is asked for, as wasted when it was
     read and goes before that.
     """
@@ -49,9 +50,11 @@ class ExpertCache:
         self.useful_guesses = 0
         self.wasted_guesses = 0
         self.warmed = 0
+        self.bytes_asked = 0
         self.bytes_read = 0
         self.read_s = 0.0
         self._clock = clock
+        self._warming_s = 0.0
         self._open: Fetch | None = None
         self._in_use: tuple[int, Sequence[int]] = (-1, ())  # layer and experts of the last fetch
         self._layers: dict[int, _LayerResidents] = {}
@@ -65,6 +68,11 @@ class ExpertCache:
             self.policy_name = policy.name
             for layer in layout.layers:
                 self._layers[layer] = _LayerResidents(layer, layout.stride, policy, guesses)
+
+    @property
+    def drive_s(self) -> float:
+        """Seconds during which the drive was read from, those of a warm start aside."""
+        return self.readers.busy_s - self._warming_s
 
     def bank(self, layer: int) -> ExpertBank:
         """The memory that the slots of this layer are in."""
@@ -98,6 +106,7 @@ class ExpertCache:
         if missing:
             self._check_room(layer, len(wanted))
         self._in_use = (layer, experts)
+        self.bytes_asked += len(wanted) * residents.stride
         if residents.guesses:
             missing = [expert for expert in missing if not self._use_guess(residents, expert)]
         for expert in wanted:
@@ -173,6 +182,7 @@ class ExpertCache:
                 self._layers[read.key.layer].slots[read.key.expert] = read.slot
                 policy.touch(self._layers[read.key.layer].key(read.key.expert))
             self.warmed += len(reads)
+        self._warming_s = self.readers.busy_s
 
     def retire(self) -> list[ExpertKey]:
         """Who is resident, the one that its policy would keep longest first; only close() may follow."""

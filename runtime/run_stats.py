@@ -7,6 +7,9 @@ from typing import Any
 
 from lmpack.byte_size import format_nbytes
 
+_MANY_FAULTS = 100  # per token; a start has some hundreds in all
+_MOSTLY, _PARTLY = 0.5, 0.15  # of the time spent waiting
+
 
 @dataclass(frozen=True, slots=True)
 class RunStats:
@@ -15,6 +18,8 @@ class RunStats:
     architecture: str
     kernels: str
     store: str
+    io_reason: str
+    num_readers: int
     policy: str
     num_threads: int
     context_length: int
@@ -24,12 +29,20 @@ class RunStats:
     prefill_s: float
     decode_tokens: int
     decode_s: float
+    prefill_bytes_asked: int  # what the experts that a chunk needed take, each once per layer
+    prefill_bytes_read: int
+    decode_bytes_read: int
+    decode_read_s: float  # of decode_s, waiting for the drive
     hits: int
     misses: int
     evictions: int
     experts_warmed: int
     bytes_read: int
-    read_s: float
+    read_s: float  # waiting for the drive
+    drive_s: float  # reading from it, whether anybody waited or not
+    useful_guesses: int
+    wasted_guesses: int
+    major_faults: int
     peak_rss_nbytes: int
 
     @property
@@ -38,11 +51,46 @@ class RunStats:
         lookups = self.hits + self.misses
         return self.hits / lookups if lookups else 1.0
 
+    @property
+    def waiting_share(self) -> float:
+        """Share of all forward passes' time that went to waiting for the drive."""
+        spent_s = self.prefill_s + self.decode_s
+        return self.read_s / spent_s if spent_s else 0.0
+
+    @property
+    def drive_bytes_per_s(self) -> float | None:
+        """What the drive gave while it was read from; None when it was not."""
+        return self.bytes_read / self.drive_s if self.drive_s > 0 else None
+
+    @property
+    def prefill_read_ratio(self) -> float | None:
+        """Bytes read over bytes of the experts needed, each once per layer and chunk: above 1 some came twice."""
+        return self.prefill_bytes_read / self.prefill_bytes_asked if self.prefill_bytes_asked else None
+
+    def limit(self) -> str:
+        """What limits this run, in one sentence."""
+        tokens = self.prefill_tokens + self.decode_tokens
+        if tokens and self.major_faults > _MANY_FAULTS * tokens:
+            return (
+                f"memory is short: {self.major_faults} times the kernel had to bring pages back; "
+                "give a smaller --ram, or end other programs"
+            )
+        share = f"{self.waiting_share:.0%} of the time went to waiting for experts"
+        if self.waiting_share > _MOSTLY:
+            return f"the drive limits this run: {share}; more --ram or a faster drive would help"
+        if self.waiting_share > _PARTLY:
+            return f"drive and processor limit this run together: {share}"
+        return f"the processor limits this run: {share}"
+
     def to_json(self) -> dict[str, Any]:
         """All figures, with the rates derived from them; a rate is null when nothing was timed."""
         return {
             **asdict(self),
             "hit_rate": self.hit_rate,
+            "waiting_share": self.waiting_share,
+            "drive_bytes_per_s": self.drive_bytes_per_s,
+            "prefill_read_ratio": self.prefill_read_ratio,
+            "limit": self.limit(),
             "prefill_tokens_per_s": _rate(self.prefill_tokens, self.prefill_s),
             "decode_tokens_per_s": _rate(self.decode_tokens, self.decode_s),
         }
@@ -61,10 +109,22 @@ class RunStats:
         if self.hits + self.misses:
             lines.append(
                 f"experts   {self.policy} over the {self.store} store: {self.hit_rate:.1%} hits, "
-                f"{self.misses} read ({format_nbytes(self.bytes_read)} in {self.read_s:.2f} s), "
-                f"{self.evictions} evicted"
+                f"{self.misses} read, {self.evictions} evicted"
                 + (f", {self.experts_warmed} there at the start" if self.experts_warmed else "")
             )
+            lines.append(
+                f"drive     {format_nbytes(self.bytes_read)} read"
+                + (f" at {self.drive_bytes_per_s / 1e9:.2f} GB/s" if self.drive_bytes_per_s else "")
+                + f", up to {self.num_readers} reads at a time ({self.io_reason}); waited {self.read_s:.2f} s, "
+                f"{self.waiting_share:.0%} of the time; {self.major_faults} major faults"
+            )
+            if self.useful_guesses + self.wasted_guesses:
+                lines.append(f"guesses   {self.useful_guesses} useful, {self.wasted_guesses} read in vain")
+            if self.prefill_read_ratio is not None:
+                lines.append(
+                    f"prompt    {self.prefill_read_ratio:.2f} bytes read for each byte of experts it needed"
+                )
+        lines.append(f"limit     {self.limit()}")
         return "\n".join(lines)
 
 
