@@ -51,6 +51,7 @@ _WEIGHT_ENDINGS = (
 )
 _INDEX_ENDING = ".safetensors.index.json"
 _MAX_FOLDER_DEPTH = 8
+_MAX_NAMED_LAYERS = 1024  # the table of names has 300 for each; the deepest models have some 130 layers
 
 
 @dataclass(frozen=True)  # no slots: the roles of 90,000 tensors are found once and kept
@@ -114,16 +115,17 @@ class SafetensorsCheckpoint:
     @cached_property
     def _roles(self) -> Sequence[TensorRole]:
         ffn_config = self._text_config().get("ffn_config")
+        num_experts = ffn_config.get("moe_num_experts") if isinstance(ffn_config, dict) else None
         roles = sort_hf_tensors(
             [(tensor.name, tensor.shape) for tensor in self.tensors],
             str(self.path),
             num_hidden_layers=self._num_hidden_layers(),
-            num_experts=ffn_config.get("moe_num_experts") if isinstance(ffn_config, dict) else None,
+            num_experts=num_experts if type(num_experts) is int and num_experts > 0 else None,
         )
         canonical = canonical_names(
             (role.name for role in roles if isinstance(role, SharedTensor)),
             hf_architecture(str(self._text_config().get("model_type", ""))),
-            self._num_hidden_layers(),
+            min(self._num_hidden_layers(), len(self.tensors), _MAX_NAMED_LAYERS),
         )
         return [
             SharedTensor(canonical[role.name]) if isinstance(role, SharedTensor) else role for role in roles

@@ -19,7 +19,14 @@ from tests import gguf_matrix, safetensors_matrix
 from tests.gguf_fixtures import METADATA, gguf_bytes
 from tests.gguf_fixtures import moe_tensors as moe_ggufs
 from tests.manifest_forgery import seal
-from tests.safetensors_fixtures import CONFIG, moe_tensors, safetensors_bytes, safetensors_header, with_header
+from tests.safetensors_fixtures import (
+    CONFIG,
+    Tensor,
+    moe_tensors,
+    safetensors_bytes,
+    safetensors_header,
+    with_header,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,12 +83,16 @@ def _read_manifest(raw: bytes, folder: Path) -> None:
 
 
 _SMALL_MODEL = moe_tensors(num_layers=1, num_experts=2, hidden=2, width=2)
-_WEIGHTS = safetensors_bytes(_SMALL_MODEL)
+_FLAT_EXPERTS = Tensor(
+    "transformer.blocks.1.ffn.experts.mlp.v1", "BF16", (4, 2)
+)  # cut by the config's number
+_WEIGHTS = safetensors_bytes([*_SMALL_MODEL, _FLAT_EXPERTS])
 _NUM_DATA_BYTES = sum(tensor.nbytes for tensor in _SMALL_MODEL)
+_CONFIG: dict[str, Any] = {**CONFIG, "ffn_config": {"moe_num_experts": 2}}
 _CONFIGS: list[dict[str, Any]] = [
-    CONFIG,
-    {**CONFIG, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "head_dim": 8},
-    {"model_type": "mixtral", "text_config": {**CONFIG, "ffn_config": {"moe_num_experts": 2}}},
+    _CONFIG,
+    {**_CONFIG, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "partial_rotary_factor": 0.5},
+    {"model_type": "mixtral", "text_config": _CONFIG},
 ]
 
 

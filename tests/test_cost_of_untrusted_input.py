@@ -106,6 +106,12 @@ def test_a_lie_in_a_safetensors_header_costs_no_memory(tmp_path: Path, lie: str)
     assert peak_nbytes(lambda: refused(path)) < ONE_MEBIBYTE
 
 
+def test_a_config_json_that_claims_many_layers_costs_no_memory(tmp_path: Path) -> None:
+    config = {"model_type": "deepseek_v3", "num_hidden_layers": 99_999}
+    folder = write_hf_folder(tmp_path / "m", [[HFTensor("model.layers.99998.a", "U8", (1,))]], config=config)
+    assert peak_nbytes(lambda: plan(folder)) < ONE_MEBIBYTE
+
+
 @pytest.mark.parametrize(
     ("value_type", "value_nbytes"), [(STRING, 8), (ARRAY, 12)], ids=["empty strings", "empty arrays"]
 )

@@ -230,6 +230,15 @@ def test_inverting_any_byte_of_a_header_gives_a_checkpoint_or_an_error_of_ours(t
         whole[at] ^= 0xFF
 
 
+@pytest.mark.parametrize("num_experts", ["4", 0, -2, 0.5, True, [4]])
+def test_a_number_of_experts_that_is_none_cuts_nothing(tmp_path: Path, num_experts: object) -> None:
+    flat = Tensor("transformer.blocks.0.ffn.experts.mlp.v1", "F16", (8, 2))
+    config = {"model_type": "dbrx", "ffn_config": {"moe_num_experts": num_experts}}
+    folder = write_hf_folder(tmp_path / "m", [[flat]], config=config)
+    with pytest.raises(CheckpointError, match="speaks of experts in a way that lmpack does not know"):
+        open_checkpoint(folder).roles()
+
+
 def test_the_config_is_that_of_config_json(tmp_path: Path) -> None:
     description = open_checkpoint(write_hf_folder(tmp_path / "m", HALVES)).describe()
     assert description.architecture == CONFIG["model_type"]
