@@ -1,10 +1,11 @@
-"""Measure conversion against `cp -r` of the same bytes plus hashing at this machine's SHA-256 speed.
+"""Measure conversion against `cp -r` of the same bytes with `sha256sum` of the source beside it.
 
     python benchmarks/convert.py qwen3moe-8g.gguf --work /path/on/the/same/drive
 
 Source pages are dropped from the page cache before each copy, and both copies are timed until they are on the drive
-(`sync`); the time of `cp -r` alone is printed too. Peak memory is the converting process's. Needs room for one copy at
-a time; everything is deleted at the end.
+(`sync`). The yardstick runs `cp` and `sha256sum` at the same time, as two processes, and ends with the later one; `cp`
+alone and hashing at this machine's SHA-256 speed are printed too. Peak memory is the converting process's. Needs room
+for one copy at a time; everything is deleted at the end.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from pathlib import Path
 
 SHA256_PIECE_NBYTES = 8 << 20
 SHA256_NUM_PIECES = 100
-TARGET_RATIO = 0.70
-TARGET_RSS_NBYTES = 500_000_000
+TARGET_RATIO = 0.85
+TARGET_RSS_NBYTES = 400_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """How long `cp -r` took, without and with the flush to the drive."""
+    """How long `cp -r` beside `sha256sum` took: the copy, the hash, and all of it with the flush to the drive."""
 
     copied_s: float
+    hashed_s: float
     synced_s: float
 
 
@@ -68,17 +70,16 @@ def print_table(nbytes: int, sha256_speed: float, copy: Copy, conversion: Conver
     hash_s = nbytes / sha256_speed
     rows = [
         ("cp -r", copy.copied_s),
-        ("cp -r, on the drive", copy.synced_s),
+        ("sha256sum beside it", copy.hashed_s),
+        ("both, on the drive", copy.synced_s),
         ("sha256 at its speed", hash_s),
-        ("cp -r on the drive + sha256", copy.synced_s + hash_s),
         ("lmpack convert, on the drive", conversion.seconds),
     ]
     print(f"{nbytes / 1e9:.2f} GB")
     for name, seconds in rows:
         print(f"{name:<30}{seconds:>8.2f} s{nbytes / 1e6 / seconds:>8.0f} MB/s")
-    for name, base_s in (("cp -r", copy.copied_s), ("cp -r on the drive", copy.synced_s)):
-        ratio = (base_s + hash_s) / conversion.seconds
-        print(f"throughput / ({name} + sha256): {ratio:.2f} (target {TARGET_RATIO:.2f})")
+    ratio = copy.synced_s / conversion.seconds
+    print(f"throughput / (cp -r and sha256sum in parallel): {ratio:.2f} (target {TARGET_RATIO:.2f})")
     rss = conversion.rss_nbytes
     print(f"peak memory {rss / 1e6:.0f} MB (target {TARGET_RSS_NBYTES / 1e6:.0f} MB)")
 
@@ -103,15 +104,19 @@ def measure_sha256() -> float:
 
 
 def measure_copy(source: Path, destination: Path) -> Copy:
-    """Time `cp -r`, then the flush."""
+    """Time `cp -r` and `sha256sum` of the same files at the same time, then the flush."""
     forget(source)
     started = time.perf_counter()
+    hashing = subprocess.Popen(["sha256sum", *map(os.fspath, files_of(source))], stdout=subprocess.DEVNULL)
     subprocess.run(["cp", "-r", os.fspath(source), os.fspath(destination)], check=True)
     copied_s = time.perf_counter() - started
+    if hashing.wait() != 0:
+        sys.exit("sha256sum failed")
+    hashed_s = time.perf_counter() - started
     subprocess.run(["sync", "-f", os.fspath(destination)], check=True)
     synced_s = time.perf_counter() - started
     remove(destination)
-    return Copy(copied_s, synced_s)
+    return Copy(copied_s, hashed_s, synced_s)
 
 
 def measure_convert(source: Path, destination: Path, jobs: int | None) -> Conversion:

@@ -58,7 +58,8 @@ def repair(
         repaired.append(MANIFEST_FILE)
     else:
         manifest = read_manifest(folder)
-    keys = {problem.file: problem.key for problem in problems if problem.file in expected_files(manifest)}
+    expected = expected_files(manifest)
+    keys = {problem.file: problem.key for problem in problems if problem.file in expected}
     repairing = _Repairing(folder, manifest, origin)
     for file, key in keys.items():
         try:
@@ -176,8 +177,8 @@ def _fetch_manifest(folder: Path, origin: ByteOrigin) -> tuple[Manifest, tuple[P
     raw = bytearray(nbytes)
     origin.read(MANIFEST_FILE, 0, memoryview(raw))
     manifest = Manifest.parse(bytes(raw), Path(origin.name) / MANIFEST_FILE)
-    problems, _ = check_files(folder, manifest)
     expected = expected_files(manifest)
+    problems, _ = check_files(folder, manifest, expected)
     bad = {problem.file for problem in problems}
     if not any(expected[file].nbytes for file in expected.keys() - bad):
         raise PackError(

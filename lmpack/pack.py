@@ -12,7 +12,7 @@ import numpy as np
 from lmpack.decompression import Decompressor
 from lmpack.errors import ManifestError, PackError, StorageError
 from lmpack.manifest import MANIFEST_FILE, MAX_MANIFEST_NBYTES, SHARED_FILE, Manifest
-from lmpack.pack_files import found_files, read_regular_file, wrong_files
+from lmpack.pack_files import expected_files, found_files, read_regular_file, wrong_files
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,7 +52,7 @@ class Pack:
         """
         folder = Path(path)
         manifest = read_manifest(folder)
-        problem = next(wrong_files(manifest, found_files(folder)), None)
+        problem = next(wrong_files(expected_files(manifest), found_files(folder)), None)
         if problem is not None:
             raise PackError(f"{folder}: {problem}; run: lmpack validate {folder}")
         return cls(folder, manifest, map_file(folder / SHARED_FILE, manifest.shared_file_nbytes))

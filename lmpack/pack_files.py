@@ -14,7 +14,7 @@ from lmpack.expert_key import ExpertKey
 from lmpack.manifest import MANIFEST_FILE, PROFILES_FOLDER, SHARED_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from lmpack.manifest import Manifest
@@ -78,9 +78,9 @@ def found_files(path: Path) -> dict[str, int]:
     return found
 
 
-def wrong_files(manifest: Manifest, found: dict[str, int]) -> Iterator[Problem]:
+def wrong_files(expected: Mapping[str, ExpectedFile], found: Mapping[str, int]) -> Iterator[Problem]:
     """Yield what the manifest names and the folder lacks, or has with another size or kind."""
-    for file, wanted in expected_files(manifest).items():
+    for file, wanted in expected.items():
         nbytes = found.get(file)
         if nbytes is None:
             yield Problem(file, wanted.key, f"missing, expected {wanted.nbytes} bytes")
@@ -95,10 +95,10 @@ def wrong_files(manifest: Manifest, found: dict[str, int]) -> Iterator[Problem]:
             yield Problem(file, wanted.key, f"{verb}: {nbytes} bytes, expected {wanted.nbytes}")
 
 
-def extra_files(manifest: Manifest, found: dict[str, int]) -> Iterator[Problem]:
+def extra_files(expected: Mapping[str, ExpectedFile], found: Mapping[str, int]) -> Iterator[Problem]:
     """Yield what the folder has and the manifest does not name; files and folders below profiles/ are welcome."""
     occupied = {name.rpartition("/")[0] for name in found}
-    for file in sorted(found.keys() - expected_files(manifest).keys() - occupied - {MANIFEST_FILE}):
+    for file in sorted(found.keys() - expected.keys() - occupied - {MANIFEST_FILE}):
         what = "an empty folder" if found[file] == FOLDER else "not in the manifest"
         if not f"{file}/".startswith(PROFILES_FOLDER) or found[file] == SPECIAL:
             yield Problem(_printable(file), None, f"{what}; move it out of the pack, or delete it")

@@ -22,9 +22,10 @@ from lmpack.pack import map_file, read_manifest
 from lmpack.pack_files import Problem, expected_files, extra_files, found_files, open_regular, wrong_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from lmpack.manifest import ExpertEntry, LayerEntry, Manifest
+    from lmpack.pack_files import ExpectedFile
     from lmpack.tensor_info import TensorInfo
 
 __all__ = ["FileRange", "Problem", "ValidationReport", "check_files", "file_ranges", "validate"]
@@ -98,21 +99,26 @@ def validate(
         message = str(error).removeprefix(f"{folder / MANIFEST_FILE}: ")
         problem = Problem(MANIFEST_FILE, None, message)
         return ValidationReport((problem,), 1, 0, time.perf_counter() - start)
-    problems, nbytes = check_files(folder, manifest, quick=quick, jobs=jobs, progress=progress)
-    return ValidationReport(problems, len(expected_files(manifest)) + 1, nbytes, time.perf_counter() - start)
+    expected = expected_files(manifest)
+    problems, nbytes = check_files(folder, manifest, expected, quick=quick, jobs=jobs, progress=progress)
+    return ValidationReport(problems, len(expected) + 1, nbytes, time.perf_counter() - start)
 
 
 def check_files(
     folder: Path,
     manifest: Manifest,
+    expected: Mapping[str, ExpectedFile],
     *,
     quick: bool = False,
     jobs: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[tuple[Problem, ...], int]:
-    """Compare a folder's files with a manifest; return what is wrong, and the number of bytes compared."""
+    """Compare a folder's files with a manifest; return what is wrong, and the number of bytes compared.
+
+    expected is expected_files(manifest), which takes a while to make for tens of thousands of experts.
+    """
     found = found_files(folder)
-    problems = list(wrong_files(manifest, found))
+    problems = list(wrong_files(expected, found))
     nbytes = 0
     if not quick:
         bad = {problem.file for problem in problems}
@@ -121,7 +127,7 @@ def check_files(
         with ThreadPoolExecutor(jobs or min(16, os.cpu_count() or 1)) as pool:
             problems += filter(None, pool.map(checker.check, ranges))
         nbytes = sum(item.end - item.offset for item in ranges)
-    problems += extra_files(manifest, found)
+    problems += extra_files(expected, found)
     return tuple(problems), nbytes
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from converters.byte_origin import LocalOrigin, open_local_origin
-from converters.repair import repair
-from converters.source_comparison import compare_with_source
 from lmpack.byte_size import format_nbytes
 from lmpack.cli.path_argument import ModelPath, PackPath
 from lmpack.cli.progress import progress_bar
@@ -19,6 +17,9 @@ from lmpack.pack import Pack, read_manifest
 from lmpack.pack_files import found_files
 from lmpack.plural import counted
 from lmpack.validation import MAX_JOBS, Problem, ValidationReport, validate
+
+if TYPE_CHECKING:
+    from converters.byte_origin import LocalOrigin
 
 
 @click.command(
@@ -59,6 +60,8 @@ def command(
     repaired: tuple[str, ...] = ()
     failed: tuple[Problem, ...] = ()
     if origin is not None and not report.ok:
+        from converters.repair import repair
+
         before = report.problems
         with progress_bar(report.nbytes, description="repair and validate") as progress:
             done = repair(pack, _origin(pack, origin), before, jobs=jobs, progress=progress)
@@ -93,6 +96,8 @@ def _validated(pack: str, quick: bool, jobs: int | None) -> ValidationReport:
 
 
 def _origin(pack: str, path: str) -> LocalOrigin:
+    from converters.byte_origin import open_local_origin
+
     try:
         source = read_manifest(Path(pack)).source
     except ManifestError:
@@ -102,6 +107,8 @@ def _origin(pack: str, path: str) -> LocalOrigin:
 
 def _compared(pack: str, path: str, report: ValidationReport, jobs: int | None) -> ValidationReport:
     """Return the report of a good pack with what its source has otherwise."""
+    from converters.source_comparison import compare_with_source
+
     opened, origin = Pack.open(pack), _origin(pack, path)
     total = sum(file.nbytes for file in opened.manifest.source.files)
     with progress_bar(total, description="compare") as progress:
