@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,21 @@ from lmpack.manifest import SHARED_FILE
 from runtime.kernels.weight import Weight
 
 if TYPE_CHECKING:
-    from lmpack.manifest import TensorInfo
+    from lmpack.manifest import Manifest, TensorInfo
     from lmpack.pack import Pack
 
 _READ_NBYTES = 16 << 20
+_ROUTER = ".ffn_gate_inp"  # and the gate of a shared expert
+
+
+def dense_nbytes(manifest: Manifest) -> int:
+    """What the tensors of a pack take once they are read: routers and vectors become float32."""
+    return sum(
+        max(info.nbytes, 4 * math.prod(info.shape))
+        if len(info.shape) == 1 or _ROUTER in info.name
+        else info.nbytes
+        for info in manifest.shared
+    )
 
 
 class DenseWeights:

@@ -18,7 +18,7 @@ from profiles.policy_choice import DEFAULT_POLICY, PolicyChoice
 from profiles.warm_start import WarmStart
 from runtime.activations import activation_nbytes
 from runtime.compressed_experts import decompression_nbytes
-from runtime.dense_weights import DenseWeights
+from runtime.dense_weights import DenseWeights, dense_nbytes
 from runtime.expert_cache import ExpertCache
 from runtime.expert_store import open_store
 from runtime.families.registry import find_family
@@ -147,7 +147,7 @@ class Engine:
         budget = MemoryBudget.plan(
             pack.manifest,
             ram_nbytes=ram,
-            dense_nbytes=sum(info.nbytes for info in pack.manifest.shared),
+            dense_nbytes=dense_nbytes(pack.manifest),
             kv_nbytes=kv_nbytes(config, context_length, KV_DTYPES[kv_dtype]),
             buffers_nbytes=activation_nbytes(pack.manifest, config, context_length, PREFILL_CHUNK)
             + decompression_nbytes(pack.manifest),
