@@ -12,8 +12,10 @@ import pytest
 from converters.checkpoint import open_checkpoint
 from converters.conversion import convert
 from converters.conversion_plan import check_packable, plan_conversion
+from converters.export import export
 from converters.source_reader import SLACK_NBYTES, SourceReader
 from lmpack.errors import CheckpointError, UnsupportedError
+from lmpack.validation import validate
 from tests import gguf_matrix, safetensors_matrix
 from tests.gguf_fixtures import Tensor as GGUFTensor
 from tests.gguf_matrix import WRITINGS, Writing, write_gguf_model
@@ -137,5 +139,8 @@ def test_a_file_of_more_than_4_gib_comes_back(tmp_path: Path) -> None:
     try:
         report = convert(path, tmp_path / "large.lmpack")
         assert report.num_experts == 2
+        assert validate(report.path).ok
+        export(report.path, tmp_path / "out")  # compares the hash of what it wrote with that of what was read
+        assert (tmp_path / "out" / path.name).stat().st_size == path.stat().st_size
     finally:
-        shutil.rmtree(tmp_path, ignore_errors=True)
+        shutil.rmtree(tmp_path, ignore_errors=True)  # not kept, as pytest keeps the folders of three runs
