@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -102,14 +102,26 @@ def read_gguf_header(source: Path | bytes, where: str | None = None) -> GGUFHead
         return _Parser(where or "GGUF header", source, None, len(source)).header()
     nbytes = CheckpointFile.of(source, source.name).nbytes
     with source.open("rb", buffering=0) as file:
-        start = file.read(min(_FIRST_READ_NBYTES, nbytes))
-        return _Parser(where or str(source), start, file, nbytes).header()
+        return read_gguf_header_from(file, nbytes, where or str(source))
+
+
+def read_gguf_header_from(file: Readable, nbytes: int, where: str) -> GGUFHeader:
+    """Do what read_gguf_header does with a file of nbytes that is opened at its first byte; reads what it needs."""
+    start = file.read(min(_FIRST_READ_NBYTES, nbytes))
+    return _Parser(where, start, file, nbytes).header()
+
+
+class Readable(Protocol):
+    """An opened file."""
+
+    def read(self, nbytes: int, /) -> bytes:
+        """Return the next bytes, at most this many; none at the end."""
 
 
 class _Parser:
     """A cursor over bytes that are fetched from the file as they are needed."""
 
-    def __init__(self, where: str, start: bytes, file: BinaryIO | None, total_nbytes: int) -> None:
+    def __init__(self, where: str, start: bytes, file: Readable | None, total_nbytes: int) -> None:
         self.where = where
         self.buffer = start
         self.file = file

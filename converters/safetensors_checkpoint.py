@@ -37,7 +37,7 @@ MAX_HEADER_NBYTES = 100_000_000  # safetensors' own limit
 MAX_JSON_NBYTES = 100_000_000  # config.json and the index
 MAX_KEPT_FILE_NBYTES = 256 << 20  # tokenizers take up to 40 MB; more is another copy of the weights
 _SHARD_NAME = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
-_WEIGHT_ENDINGS = (
+WEIGHT_ENDINGS = (
     ".safetensors",
     ".gguf",
     ".bin",
@@ -49,7 +49,7 @@ _WEIGHT_ENDINGS = (
     ".npz",
     ".ckpt",
 )
-_INDEX_ENDING = ".safetensors.index.json"
+INDEX_ENDING = ".safetensors.index.json"
 _MAX_FOLDER_DEPTH = 8
 _MAX_NAMED_LAYERS = 1024  # the table of names has 300 for each; the deepest models have some 130 layers
 
@@ -72,7 +72,7 @@ class SafetensorsCheckpoint:
         Raises CheckpointError for a missing shard, a header that lies, or an index that names tensors no
         header has; UnsupportedError for a dtype of unknown size.
         """
-        if path.name.endswith(_INDEX_ENDING) or _SHARD_NAME.fullmatch(path.name):
+        if path.name.endswith(INDEX_ENDING) or _SHARD_NAME.fullmatch(path.name):
             path = path.parent
         weights, indexed = _weight_files(path) if path.is_dir() else ([path.name], None)
         folder = path if path.is_dir() else path.parent
@@ -92,7 +92,7 @@ class SafetensorsCheckpoint:
         if path.is_dir() or has_config:
             for name, small in _other_files(folder, folder, set(weights)):
                 file = CheckpointFile.of(small, name)
-                if file.nbytes > MAX_KEPT_FILE_NBYTES or name.endswith(_WEIGHT_ENDINGS):
+                if file.nbytes > MAX_KEPT_FILE_NBYTES or name.endswith(WEIGHT_ENDINGS):
                     left_out.append(name)
                     continue
                 _check_stays(small, folder, files[: len(weights)])
@@ -230,7 +230,7 @@ def _are_counts(values: Any) -> bool:
 
 def _weight_files(folder: Path) -> tuple[list[str], list[str] | None]:
     """Return the weight files by name, and the tensor names of the index when there is one."""
-    indexes = sorted(folder.glob("*" + _INDEX_ENDING))
+    indexes = sorted(folder.glob("*" + INDEX_ENDING))
     if len(indexes) > 1:
         names = ", ".join(index.name for index in indexes)
         raise UsageError(f"{folder}: holds {len(indexes)} indexes ({names}); keep the one to convert")

@@ -31,14 +31,20 @@ _ADVICE = {
 }
 
 
+def existing_parent(path: Path) -> Path:
+    """Return path, or the nearest folder above it that exists."""
+    existing = path.absolute()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    return existing
+
+
 def check_space(path: Path, nbytes: int, num_files: int) -> None:
     """Raise StorageError when the drive that path would be on lacks room for these bytes and files.
 
     The path itself need not exist; only what an ordinary user may fill counts.
     """
-    existing = path.absolute()
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
+    existing = existing_parent(path)
     with storage_errors(existing):
         drive = os.statvfs(existing)
         if drive.f_flag & os.ST_RDONLY:  # such a file system also says that it has no room

@@ -8,7 +8,8 @@ LmpackError                 exit code 1
 ├── ProfileError            a routing profile or trace is broken, or does not fit another one
 ├── UnsupportedError        sound input that this version cannot run (architecture, dtype, pre-tokenizer)
 ├── BudgetError             a memory budget below what the model needs; names the smallest that works
-└── StorageError            the drive refused: no space, no inodes, read-only, a read that failed
+├── StorageError            the drive refused: no space, no inodes, read-only, a read that failed
+└── HubError                the hub refused, failed, or gave something else than was asked for
 
 Exit code 2 asks for another command line, or for another text where it names one; 1 says that the command line was
 fine, and that a model, a pack, a profile, the drive or the memory failed, or was found damaged.
@@ -54,3 +55,7 @@ class BudgetError(LmpackError, MemoryError):
 
 class StorageError(LmpackError, OSError):
     """The drive refused: no space or inodes, read-only, or a read that failed."""
+
+
+class HubError(LmpackError, OSError):
+    """The hub cannot be reached, refuses, or gives something else than it promised."""

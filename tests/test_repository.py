@@ -59,7 +59,9 @@ def test_tests_are_flat() -> None:
 
 def test_what_is_imported_is_what_is_declared() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    declared = {re.split(r"[<>=!~\[; ]", line)[0].lower() for line in project["dependencies"]}
+    declared = {
+        re.split(r"[<>=!~\[; ]", line)[0].lower().replace("-", "_") for line in project["dependencies"]
+    }
     imported: set[str] = set()
     for name in PACKAGES:
         for path in (REPOSITORY / name).rglob("*.py"):
@@ -72,7 +74,7 @@ def test_what_is_imported_is_what_is_declared() -> None:
                     imported.add(ast.literal_eval(node.args[0]))  # how the ggml libraries are found
     others = imported - set(sys.stdlib_module_names) - set(PACKAGES)
     installed = packages_distributions()
-    needed = {installed[module][0].lower() for module in others if module in installed}
+    needed = {installed[module][0].lower().replace("-", "_") for module in others if module in installed}
     assert not {module for module in others if module not in installed}
     assert needed == declared
 

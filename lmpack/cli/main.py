@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # name -> what `lmpack --help` says; each is `command` in the module lmpack.cli.NAME
 COMMANDS = {
+    "pull": "Get a model from a Hugging Face repository as a pack.",
+    "push": "Upload a pack to a Hugging Face repository.",
     "convert": "Make a pack from a GGUF or safetensors checkpoint.",
     "export": "Give the source files back, byte for byte.",
     "validate": "Check a pack against its manifest.",

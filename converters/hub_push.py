@@ -1,0 +1,159 @@
+"""Push: a pack goes to a repository, its manifest last, so that no half of one can be pulled."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import httpx2
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+from huggingface_hub.utils import disable_progress_bars
+
+from converters.hub_repo import DEFAULT_REVISION, HubRepo, check_repo_id
+from converters.model_card import CARD_FILE, model_card
+from lmpack.errors import HubError, PackError
+from lmpack.manifest import MANIFEST_FILE, SHARED_FILE
+from lmpack.pack import Pack
+from lmpack.pack_files import found_files
+from lmpack.source_file import KEPT_FOLDER
+from lmpack.validation import validate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from converters.hub_client import HubClient
+
+COMMIT_NUM_FILES = 1000  # a commit of many thousand files times out on the hub
+UPLOAD_NBYTES = 256 << 20  # between two steps of the progress
+_OURS = ("experts/", KEPT_FOLDER, SHARED_FILE, MANIFEST_FILE)
+
+
+@dataclass(frozen=True, slots=True)
+class PushReport:
+    """What went where."""
+
+    repo_id: str
+    url: str
+    commit: str
+    pack_id: str
+    num_files: int
+    nbytes: int
+    has_new_card: bool  # false when the repository had a README.md, which stays
+    seconds: float
+
+
+def push(
+    client: HubClient,
+    path: Path | str,
+    repo_id: str,
+    *,
+    private: bool = False,
+    revision: str = DEFAULT_REVISION,
+    progress: Callable[[int], None] | None = None,
+) -> PushReport:
+    """Upload the pack at path, after checking every byte of it; progress gets the bytes that are there now.
+
+    The repository and the branch are made when there are none. Interrupted, the same call sends only what is missing.
+    Raises PackError for a pack that does not validate, HubError for the rest.
+    """
+    started = time.perf_counter()
+    check_repo_id(repo_id)
+    report = validate(path)
+    if not report.ok:
+        raise PackError(f"{path}: {report.problems[0]}; only a whole pack is pushed")
+    pack = Pack.open(path)
+    disable_progress_bars()  # huggingface_hub's own; ours is `progress`
+    client.retry(repo_id, lambda: client.api.create_repo(repo_id, private=private, exist_ok=True))
+    if revision != DEFAULT_REVISION:
+        client.retry(
+            f"{repo_id} at {revision}",
+            lambda: client.api.create_branch(repo_id, branch=revision, exist_ok=True),
+        )
+    there = {file.path for file in HubRepo.open(client, repo_id, revision).files}
+    names = sorted(found_files(pack.path).keys() - {MANIFEST_FILE})
+    upload = _Upload(client, repo_id, revision, progress or (lambda _: None))
+    groups = [names[at : at + COMMIT_NUM_FILES] for at in range(0, len(names), COMMIT_NUM_FILES)]
+    last = groups.pop()
+    if groups and MANIFEST_FILE in there:  # what was pushed before is no pack while its files are replaced
+        upload.commit(
+            [CommitOperationDelete(MANIFEST_FILE)], "Replace the pack: the manifest comes back last"
+        )
+    for number, group in enumerate(groups, 1):
+        upload.commit(upload.files(pack.path, group), f"Upload part {number} of {len(groups) + 1}")
+    final = [*upload.files(pack.path, [*last, MANIFEST_FILE])]
+    stale = {name for name in there if name.startswith(_OURS)} - {*names, MANIFEST_FILE}
+    final += [CommitOperationDelete(name) for name in sorted(stale)]
+    if CARD_FILE not in there:
+        final.append(CommitOperationAdd(CARD_FILE, model_card(pack, repo_id).encode()))
+    commit = upload.commit(final, f"Upload the pack {pack.manifest.pack_id[:12]}")
+    return PushReport(
+        repo_id=repo_id,
+        url=f"{client.endpoint}/{repo_id}",
+        commit=commit,
+        pack_id=pack.manifest.pack_id,
+        num_files=len(names) + 1,
+        nbytes=upload.nbytes,
+        has_new_card=CARD_FILE not in there,
+        seconds=time.perf_counter() - started,
+    )
+
+
+class _Upload:
+    """Sends files and commits to one branch."""
+
+    def __init__(
+        self, client: HubClient, repo_id: str, revision: str, progress: Callable[[int], None]
+    ) -> None:
+        self.nbytes = 0
+        self._client = client
+        self._repo_id = repo_id
+        self._revision = revision
+        self._progress = progress
+
+    def files(self, folder: Path, names: Sequence[str]) -> list[CommitOperationAdd | CommitOperationDelete]:
+        """Send the contents of files, and return what makes a commit of them."""
+        sent: list[CommitOperationAdd | CommitOperationDelete] = []
+        for batch in _batches(folder, names):
+            additions = [CommitOperationAdd(name, folder / name) for name in batch]
+            self._client.retry(self._repo_id, partial(self._send, additions))
+            sent += additions
+            nbytes = sum((folder / name).stat().st_size for name in batch)
+            self.nbytes += nbytes
+            self._progress(nbytes)
+        return sent
+
+    def _send(self, additions: Sequence[CommitOperationAdd]) -> None:
+        """Upload what the hub does not have; huggingface_hub wraps each failure of an upload once more."""
+        try:
+            self._client.api.preupload_lfs_files(self._repo_id, additions, revision=self._revision)
+        except RuntimeError as error:
+            if isinstance(error.__cause__, httpx2.HTTPError):
+                raise error.__cause__ from error
+            why = " ".join(f"{error} {error.__cause__ or ''}".split())
+            raise HubError(self._client.hide_token(f"{self._repo_id}: {why[:300]}")) from error
+
+    def commit(self, operations: Sequence[CommitOperationAdd | CommitOperationDelete], message: str) -> str:
+        """Make one commit, and return its id."""
+        done = self._client.retry(
+            self._repo_id,
+            lambda: self._client.api.create_commit(
+                self._repo_id, operations, commit_message=message, revision=self._revision
+            ),
+        )
+        return str(done.oid)
+
+
+def _batches(folder: Path, names: Sequence[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    nbytes = 0
+    for name in names:
+        batch.append(name)
+        nbytes += (folder / name).stat().st_size
+        if nbytes >= UPLOAD_NBYTES:
+            yield batch
+            batch, nbytes = [], 0
+    if batch:
+        yield batch
