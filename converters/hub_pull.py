@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from converters.conversion import convert
@@ -20,7 +20,7 @@ from lmpack.drive import check_space, existing_parent, storage_errors, sync_path
 from lmpack.errors import HubError, PackError, UsageError
 from lmpack.layer_entry import lay_out_parts
 from lmpack.manifest import MANIFEST_FILE, MAX_MANIFEST_NBYTES, PROFILES_FOLDER, Manifest
-from lmpack.pack_files import expected_files, found_files
+from lmpack.pack_files import FOLDER, expected_files, found_files
 from lmpack.partial_folder import PartialFolder
 from lmpack.tensor_info import lay_out_shared
 from lmpack.validation import validate
@@ -184,12 +184,7 @@ def _pull_pack(repo: HubRepo, model: HubModel, dst: Path, folder: Path, count: _
     check_space(dst, nbytes, len(wanted))
     download_all(repo, wanted, count)
     with storage_errors(folder):
-        for stranger in found_files(folder).keys() - {
-            path.relative_to(folder).as_posix() for _, path in wanted
-        }:
-            (
-                folder / stranger
-            ).unlink()  # of another revision, or of another model that was pulled to this name
+        _remove_strangers(folder, {path.relative_to(folder).as_posix() for _, path in wanted})
         (folder / MANIFEST_FILE).write_bytes(raw)
     report = validate(folder)
     if not report.ok:
@@ -204,3 +199,16 @@ def _pull_pack(repo: HubRepo, model: HubModel, dst: Path, folder: Path, count: _
         os.rename(folder, dst)
         sync_path(dst.absolute().parent)
     return manifest
+
+
+def _remove_strangers(folder: Path, wanted: set[str]) -> None:
+    """Delete what an earlier pull to this name left of another revision or model."""
+    found = found_files(folder)
+    parents = {parent.as_posix() for name in wanted for parent in PurePosixPath(name).parents}
+    for name in sorted(
+        found.keys() - wanted - parents, reverse=True
+    ):  # what is in a folder before the folder
+        if found[name] == FOLDER:
+            (folder / name).rmdir()
+        else:
+            (folder / name).unlink()

@@ -16,7 +16,7 @@ from converters.model_card import CARD_FILE, model_card
 from lmpack.errors import HubError, PackError
 from lmpack.manifest import MANIFEST_FILE, SHARED_FILE
 from lmpack.pack import Pack
-from lmpack.pack_files import found_files
+from lmpack.pack_files import FOLDER, found_files
 from lmpack.source_file import KEPT_FOLDER
 from lmpack.validation import validate
 
@@ -73,7 +73,8 @@ def push(
             lambda: client.api.create_branch(repo_id, branch=revision, exist_ok=True),
         )
     there = {file.path for file in HubRepo.open(client, repo_id, revision).files}
-    names = sorted(found_files(pack.path).keys() - {MANIFEST_FILE})
+    found = found_files(pack.path)
+    names = sorted(name for name in found if found[name] != FOLDER and name != MANIFEST_FILE)
     upload = _Upload(client, repo_id, revision, progress or (lambda _: None))
     groups = [names[at : at + COMMIT_NUM_FILES] for at in range(0, len(names), COMMIT_NUM_FILES)]
     last = groups.pop()

@@ -103,6 +103,12 @@ class HubRepo:
         return raw
 
 
+def split_model_name(name: str) -> tuple[str, str | None]:
+    """Return the parts of REPO:NAME; the second is None when there is no colon."""
+    repo_id, _, wanted = name.removeprefix("hf://").partition(":")
+    return repo_id, wanted or None
+
+
 def check_repo_id(repo_id: str) -> None:
     """Raise UsageError for what cannot be the name of a repository."""
     if not _REPO_ID.fullmatch(repo_id) or ".." in repo_id or "--" in repo_id:

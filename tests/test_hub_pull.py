@@ -120,6 +120,9 @@ def test_a_pack_with_a_damaged_file_is_refused_and_fetched_again_next_time(
     assert not (tmp_path / "m.lmpack").exists()
     hub.set_branch("owner/tiny", "main", files)
     hub.requests.clear()
+    left = download_folder(tmp_path / "m.lmpack") / "experts" / "L009"
+    left.mkdir()
+    (left / "E0000.bin").write_bytes(b"of another revision")
     pulled(tmp_path / "m.lmpack", "owner/tiny")
     assert read_folder(tmp_path / "m.lmpack") == files
     assert len(hub.asked("/resolve/")) == 2  # the manifest and the one bad file

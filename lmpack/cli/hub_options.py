@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+import os
+import re
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from lmpack.cli.path_argument import ModelPath
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,3 +30,19 @@ def revision_option(command: F) -> F:
     return click.option("--revision", default="main", show_default=True, help="A branch, tag or commit.")(
         command
     )
+
+
+class ModelPathOrRepo(ModelPath):
+    """A pack or checkpoint on this machine, else the name of a repository: OWNER/NAME, OWNER/NAME:MODEL."""
+
+    name = "path or repository"
+    _REPO = re.compile(r"(hf://)?[\w.-]+/[\w.-]+(:[^:]+)?", re.ASCII)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return what was given; is_repo() tells which of the two it is."""
+        return value if self.is_repo(os.fsdecode(value)) else super().convert(value, param, ctx)
+
+    @classmethod
+    def is_repo(cls, value: str) -> bool:
+        """Tell whether nothing of this name is here, and a hub may have it."""
+        return not os.path.lexists(value) and cls._REPO.fullmatch(value) is not None

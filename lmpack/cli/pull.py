@@ -68,12 +68,12 @@ def command(
     from converters.hub_client import HubClient
     from converters.hub_model import choose_model
     from converters.hub_pull import download_folder, pull
-    from converters.hub_repo import HubRepo
+    from converters.hub_repo import HubRepo, split_model_name
 
-    repo_id, _, wanted = repo.removeprefix("hf://").partition(":")
+    repo_id, wanted = split_model_name(repo)
     page_nbytes = parse_byte_size(page_size)
     opened = HubRepo.open(HubClient(token=token), repo_id, revision)
-    model = choose_model(opened, wanted or None)
+    model = choose_model(opened, wanted)
     path = Path(dst) if dst is not None else Path(_default_name(repo_id, model))
     try:
         with progress_bar(model.nbytes, description="pull") as progress:

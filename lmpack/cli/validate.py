@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lmpack.byte_size import format_nbytes
+from lmpack.cli.hub_options import ModelPathOrRepo
 from lmpack.cli.path_argument import ModelPath, PackPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import one_line, print_json
@@ -19,7 +20,7 @@ from lmpack.plural import counted
 from lmpack.validation import MAX_JOBS, Problem, ValidationReport, validate
 
 if TYPE_CHECKING:
-    from converters.byte_origin import LocalOrigin
+    from converters.byte_origin import ByteOrigin
 
 
 @click.command(
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
   lmpack validate qwen3.lmpack --source qwen3-Q4_K_M.gguf
   lmpack validate qwen3.lmpack --repair qwen3-Q4_K_M.gguf
   lmpack validate qwen3.lmpack --repair /mnt/backup/qwen3.lmpack
+  lmpack validate qwen3.lmpack --repair unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M
 """
 )
 @click.argument("pack", type=PackPath())
@@ -40,8 +42,8 @@ if TYPE_CHECKING:
 @click.option(
     "--repair",
     "origin",
-    type=ModelPath(),
-    help="Replace bad files from the checkpoint or another copy of the pack.",
+    type=ModelPathOrRepo(),
+    help="Replace bad files from the checkpoint or another copy of the pack, here or in a Hugging Face repository.",
 )
 @click.option("--jobs", type=click.IntRange(1, MAX_JOBS), help="Files read at once [default: one per core].")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
@@ -95,14 +97,19 @@ def _validated(pack: str, quick: bool, jobs: int | None) -> ValidationReport:
         return validate(pack, quick=quick, jobs=jobs, progress=progress)
 
 
-def _origin(pack: str, path: str) -> LocalOrigin:
-    from converters.byte_origin import open_local_origin
-
+def _origin(pack: str, path: str) -> ByteOrigin:
     try:
         source = read_manifest(Path(pack)).source
     except ManifestError:
         source = None
-    return open_local_origin(Path(path), source)
+    if not ModelPathOrRepo.is_repo(path):
+        from converters.byte_origin import open_local_origin
+
+        return open_local_origin(Path(path), source)
+    from converters.hub_client import HubClient
+    from converters.hub_origin import open_hub_origin
+
+    return open_hub_origin(HubClient(), path, source)
 
 
 def _compared(pack: str, path: str, report: ValidationReport, jobs: int | None) -> ValidationReport:
