@@ -16,18 +16,29 @@ if TYPE_CHECKING:
     from runtime.model_config import ModelConfig
 
 KV_DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+_CAPACITY_STEP = 32  # tokens; rows of values start at a cache line
 
 
 class KVCache:
-    """Room for `context_length` tokens of keys and values, and the ids of those it holds."""
+    """Room for `context_length` tokens of keys and values, and the ids of those it holds.
+
+    Zeros lie behind the tokens held, so that products may run over them and mask the results.
+    """
 
     def __init__(
         self, config: ModelConfig, context_length: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        shape = (config.num_hidden_layers, config.num_key_value_heads, context_length, config.head_dim)
-        self.keys = torch.empty(shape, dtype=dtype, device=device)  # memory is touched as tokens come
-        self.values = torch.empty(shape, dtype=dtype, device=device)
         self.context_length = context_length
+        self.capacity = _capacity(context_length)
+        self.num_grouped_heads = config.num_attention_heads // config.num_key_value_heads
+        layers, heads = config.num_hidden_layers, config.num_key_value_heads
+        # The system gives zeros without touching memory before tokens come.
+        self.keys = torch.zeros(
+            layers, heads, self.capacity, config.head_dim, dtype=dtype, device=device
+        )  # a token's key is a row
+        self.values = torch.zeros(
+            layers, heads, config.head_dim, self.capacity, dtype=dtype, device=device
+        )  # a token's value is a column: sums over tokens read rows
         self.token_ids: list[int] = []
 
     @property
@@ -44,11 +55,14 @@ class KVCache:
             )
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store [n, kv_heads, head_dim] behind the tokens seen; views [kv_heads, num_tokens + n, head_dim]."""
+        """Store [n, kv_heads, head_dim] of both behind the tokens seen.
+
+        Views of all there is now: keys [kv_heads, tokens, head_dim], values [kv_heads, head_dim, tokens].
+        """
         start, stop = self.num_tokens, self.num_tokens + keys.shape[0]
         self.keys[layer, :, start:stop] = keys.transpose(0, 1)
-        self.values[layer, :, start:stop] = values.transpose(0, 1)
-        return self.keys[layer, :, :stop], self.values[layer, :, :stop]
+        self.values[layer, :, :, start:stop] = values.permute(1, 2, 0)
+        return self.keys[layer, :, :stop], self.values[layer, :, :, :stop]
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """The tokens appended to every layer are now part of the past."""
@@ -68,4 +82,8 @@ class KVCache:
 def kv_nbytes(config: ModelConfig, context_length: int, dtype: torch.dtype) -> int:
     """Bytes that a KVCache of this length takes when it is full."""
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    return per_token * context_length * dtype.itemsize
+    return per_token * _capacity(context_length) * dtype.itemsize
+
+
+def _capacity(context_length: int) -> int:
+    return -(-context_length // _CAPACITY_STEP) * _CAPACITY_STEP

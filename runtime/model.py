@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.attention import Attention, AttentionWeights
+from runtime.attention import Attention
+from runtime.kernels.operations import T
 from runtime.kernels.rms_norm import RMSNorm
 from runtime.moe import MoE, SharedExpert, SwiGLU
 from runtime.rope import Rope
 from runtime.router import Router
+from runtime.step import Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from runtime.expert_cache import ExpertCache
     from runtime.families.family import Family
     from runtime.kernels.kernels import Kernels
+    from runtime.kernels.operations import Operations
     from runtime.kernels.weight import Weight
     from runtime.kv_cache import KVCache
     from runtime.model_config import ModelConfig
@@ -32,10 +35,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """x + attention(x), then x + feed_forward(x); both normalise their input first."""
+    """x + attention(x), then x + feed_forward(norm(x)); attention normalises its input itself."""
 
     attention: Attention
+    norm: RMSNorm
     feed_forward: FeedForward
+
+    def __call__(self, ops: Operations[T], x: T, rope: Rope, step: Step) -> T:
+        x = ops.add(x, self.attention(ops, x, rope, step))
+        return ops.add(x, self.feed_forward(ops, ops.norm(x, self.norm), step.num_tokens))
 
 
 class Model:
@@ -69,17 +77,29 @@ class Model:
 
     def forward(self, token_ids: Sequence[int], kv: KVCache) -> Tensor:
         """Final hidden states float32 [n, hidden] of the n tokens that follow the cache's; kv moves on."""
-        x = self.kernels.embed(self.embedding, torch.tensor(token_ids, device=self.device)).clone()
-        for layer in self.layers:
-            x = x + layer.attention(x, kv, self.rope)
-            x = x + layer.feed_forward(x)
+        step = Step(kv, len(token_ids), self.config.sliding_window)
+        ids = torch.tensor(token_ids, dtype=torch.int32, device=self.device)
+        hidden = self.kernels.run(self.body, ids, step=step).clone()
         kv.advance(token_ids)
-        return x
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits float32 [n, vocab] of final hidden states [n, hidden]."""
-        (logits,) = self.kernels.linear(hidden, (self.output,), self.output_norm)
-        return logits.clone()
+        return self.kernels.run(self.head, hidden).clone()
+
+    def body(self, ops: Operations[T], inputs: tuple[T, ...], step: Step | None) -> T:
+        """Token ids -> final hidden states."""
+        assert step is not None
+        (token_ids,) = inputs
+        x = ops.embed(self.embedding, token_ids)
+        for layer in self.layers:
+            x = layer(ops, x, self.rope, step)
+        return x
+
+    def head(self, ops: Operations[T], inputs: tuple[T, ...], step: Step | None) -> T:
+        """Final hidden states -> logits."""
+        (hidden,) = inputs
+        return ops.linear(ops.norm(hidden, self.output_norm), self.output)
 
 
 class _LayerBuilder:
@@ -105,49 +125,45 @@ class _LayerBuilder:
 
     def layer(self, layer: int) -> Layer:
         name = f"blk.{layer}"
-        norm = self._norm(f"{name}.ffn_norm.weight")
         moe = layer in self.moe_layers
         return Layer(
             attention=self._attention(layer, name),
-            feed_forward=self._moe(layer, name, norm) if moe else self._swiglu(name, "", norm),
+            norm=self._norm(f"{name}.ffn_norm.weight"),
+            feed_forward=self._moe(layer, name) if moe else self._swiglu(name, ""),
         )
 
     def _attention(self, layer: int, name: str) -> Attention:
         weights = self.weights
         return Attention(
             layer,
-            self.config,
-            AttentionWeights(
-                norm=self._norm(f"{name}.attn_norm.weight"),
-                q=self._rotated(f"{name}.attn_q.weight", self.config.num_attention_heads),
-                k=self._rotated(f"{name}.attn_k.weight", self.config.num_key_value_heads),
-                v=weights.matrix(f"{name}.attn_v.weight"),
-                output=weights.matrix(f"{name}.attn_output.weight"),
-                q_bias=weights.optional_vector(f"{name}.attn_q.bias"),
-                k_bias=weights.optional_vector(f"{name}.attn_k.bias"),
-                v_bias=weights.optional_vector(f"{name}.attn_v.bias"),
-                output_bias=weights.optional_vector(f"{name}.attn_output.bias"),
-                q_norm=weights.optional_vector(f"{name}.attn_q_norm.weight"),
-                k_norm=weights.optional_vector(f"{name}.attn_k_norm.weight"),
-            ),
-            self.kernels,
+            self.config.head_dim,
+            norm=self._norm(f"{name}.attn_norm.weight"),
+            q=self._rotated(f"{name}.attn_q.weight", self.config.num_attention_heads),
+            k=self._rotated(f"{name}.attn_k.weight", self.config.num_key_value_heads),
+            v=weights.matrix(f"{name}.attn_v.weight"),
+            output=weights.matrix(f"{name}.attn_output.weight"),
+            q_bias=weights.optional_vector(f"{name}.attn_q.bias"),
+            k_bias=weights.optional_vector(f"{name}.attn_k.bias"),
+            v_bias=weights.optional_vector(f"{name}.attn_v.bias"),
+            output_bias=weights.optional_vector(f"{name}.attn_output.bias"),
+            q_norm=self._optional_norm(f"{name}.attn_q_norm.weight"),
+            k_norm=self._optional_norm(f"{name}.attn_k_norm.weight"),
         )
 
     def _rotated(self, name: str, num_heads: int) -> Weight:
         weight = self.weights.matrix(name)
         return weight.unpaired(num_heads) if self.permuted_qk else weight
 
-    def _moe(self, layer: int, name: str, norm: RMSNorm) -> MoE:
+    def _moe(self, layer: int, name: str) -> MoE:
         shared_expert = None
         if f"{name}.ffn_gate_shexp.weight" in self.weights:
             gate_inp = f"{name}.ffn_gate_inp_shexp.weight"
             shared_expert = SharedExpert(
-                self._swiglu(name, "_shexp", norm),
+                self._swiglu(name, "_shexp"),
                 self.weights.router(gate_inp) if gate_inp in self.weights else None,
             )
         return MoE(
             layer,
-            norm,
             self.weights.router(f"{name}.ffn_gate_inp.weight"),
             Router(self.config.num_experts_per_tok, self.config.norm_topk_prob),
             shared_expert,
@@ -156,12 +172,15 @@ class _LayerBuilder:
             self.recorder,
         )
 
-    def _swiglu(self, name: str, suffix: str, norm: RMSNorm) -> SwiGLU:
+    def _swiglu(self, name: str, suffix: str) -> SwiGLU:
         gate, up, down = (
             self.weights.matrix(f"{name}.ffn_{projection}{suffix}.weight")
             for projection in ("gate", "up", "down")
         )
-        return SwiGLU(norm, gate, up, down, self.kernels)
+        return SwiGLU(gate, up, down)
 
     def _norm(self, name: str) -> RMSNorm:
         return RMSNorm(self.weights.vector(name), self.config.rms_norm_eps)
+
+    def _optional_norm(self, name: str) -> RMSNorm | None:
+        return self._norm(name) if name in self.weights else None

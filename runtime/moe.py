@@ -7,35 +7,36 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from runtime.kernels.operations import T
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from profiles.routing_recorder import RoutingRecorder
     from runtime.expert_cache import ExpertCache
     from runtime.kernels.kernels import Kernels
+    from runtime.kernels.operations import Operations
     from runtime.kernels.rms_norm import RMSNorm
     from runtime.kernels.weight import Weight
     from runtime.router import Router
 
 
 class FeedForward(Protocol):
-    """[n, hidden] -> [n, hidden]."""
+    """[n, hidden] -> [n, hidden] of n normalised inputs."""
 
-    def __call__(self, x: Tensor) -> Tensor: ...
+    def __call__(self, ops: Operations[T], x: T, num_tokens: int) -> T: ...
 
 
 @dataclass(frozen=True, slots=True)
 class SwiGLU:
-    """down(silu(gate(x)) * up(x)) of the normalised input (Shazeer 2020), for dense layers and shared experts."""
+    """down(silu(gate(x)) * up(x)) (Shazeer 2020, eq. 6), for dense layers and shared experts."""
 
-    norm: RMSNorm
     gate: Weight  # [intermediate, hidden]
     up: Weight
     down: Weight  # [hidden, intermediate]
-    kernels: Kernels
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.kernels.feed_forward(x, self.gate, self.up, self.down, self.norm)
+    def __call__(self, ops: Operations[T], x: T, num_tokens: int) -> T:
+        return ops.linear(ops.swiglu(ops.linear(x, self.gate), ops.linear(x, self.up)), self.down)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,9 @@ class SharedExpert:
     swiglu: SwiGLU
     gate_inp: Weight | None  # [1, hidden]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.gate_inp is None:
-            return self.swiglu(x)
-        (logit,) = self.swiglu.kernels.linear(x, (self.gate_inp,), self.swiglu.norm)
-        scale = logit.sigmoid()
-        return self.swiglu(x) * scale
+    def __call__(self, ops: Operations[T], x: T, num_tokens: int) -> T:
+        result = self.swiglu(ops, x, num_tokens)
+        return result if self.gate_inp is None else ops.gated(result, ops.linear(x, self.gate_inp))
 
 
 class MoE:
@@ -59,7 +57,6 @@ class MoE:
     def __init__(
         self,
         layer: int,
-        norm: RMSNorm,
         gate_inp: Weight,  # [num_experts, hidden]
         router: Router,
         shared_expert: SharedExpert | None,
@@ -68,7 +65,6 @@ class MoE:
         recorder: RoutingRecorder | None,
     ) -> None:
         self.layer = layer
-        self.norm = norm
         self.gate_inp = gate_inp
         self.router = router
         self.shared_expert = shared_expert
@@ -76,37 +72,37 @@ class MoE:
         self.kernels = kernels
         self.recorder = recorder
 
-    def __call__(self, x: Tensor) -> Tensor:
-        (router_logits,) = self.kernels.linear(x, (self.gate_inp,), self.norm)
+    def __call__(self, ops: Operations[T], x: T, num_tokens: int) -> T:
+        router_logits = ops.linear(x, self.gate_inp)
+        mixed = ops.host(self.routed, (x, router_logits), (num_tokens, self.gate_inp.shape[1]))
+        if self.shared_expert is not None:
+            mixed = ops.add(mixed, self.shared_expert(ops, x, num_tokens))
+        return mixed
+
+    def routed(self, x: Tensor, router_logits: Tensor) -> Tensor:
+        """The chosen experts' outputs, weighted and summed: [n, hidden] and [n, num_experts] -> [n, hidden]."""
         topk_ids, topk_weights = self.router(router_logits)
         if self.recorder is not None:
             self.recorder.on_select(
                 self.layer, topk_ids.to(torch.int32).cpu().numpy(), topk_weights.cpu().numpy()
             )
-        expert_outputs = self._routed(x, topk_ids)
-        mixed = torch.bmm(topk_weights.unsqueeze(1), expert_outputs).squeeze(1)
-        if self.shared_expert is not None:
-            mixed = mixed + self.shared_expert(x)
-        return mixed
+        outputs = self._outputs(x, topk_ids)
+        return torch.bmm(topk_weights.unsqueeze(1), outputs).squeeze(1)
 
-    def _routed(self, x: Tensor, topk_ids: Tensor) -> Tensor:
+    def _outputs(self, x: Tensor, topk_ids: Tensor) -> Tensor:
         """Each chosen expert's output: [n, top_k, hidden]."""
         cache, bank = self.cache, self.cache.bank(self.layer)
         if len(topk_ids) == 1:
-            slots = torch.tensor([cache.fetch(self.layer, topk_ids[0].tolist())], dtype=torch.int32)
-            return self.kernels.expert_ffn(x, slots, bank, self.norm)
-        needed = torch.unique(topk_ids)
-        wave_length = cache.capacity(self.layer)
-        if len(needed) <= wave_length:
-            return self.kernels.expert_ffn(x, self._slots(needed, topk_ids), bank, self.norm)
-        outputs = x.new_empty(*topk_ids.shape, x.shape[1])
-        for wave in torch.split(needed, wave_length):
-            tokens, ranks = torch.isin(topk_ids, wave).nonzero(as_tuple=True)
-            slots = self._slots(wave, topk_ids[tokens, ranks, None])
-            outputs[tokens, ranks] = self.kernels.expert_ffn(x[tokens], slots, bank, self.norm).squeeze(1)
-        return outputs
-
-    def _slots(self, needed: Tensor, topk_ids: Tensor) -> Tensor:
-        """Fetch the needed experts (sorted) and translate ids into their slots, int32 of topk_ids' shape."""
-        slots = torch.tensor(self.cache.fetch(self.layer, needed.tolist()), dtype=torch.int32)
-        return slots.to(topk_ids.device)[torch.searchsorted(needed, topk_ids)]
+            slots = cache.fetch(self.layer, topk_ids[0].tolist())
+            return self.kernels.expert_ffn(x, slots, bank).transpose(0, 1)
+        top_k = topk_ids.shape[1]
+        places = topk_ids.flatten().argsort(stable=True)  # of each expert's tokens in [n * top_k], expert by expert
+        needed, counts = topk_ids.unique(return_counts=True)
+        places_of = dict(zip(needed.tolist(), places.split(counts.tolist()), strict=True))
+        outputs = x.new_empty(len(places), x.shape[1])
+        for wave in needed.split(cache.capacity(self.layer)):
+            experts = wave.tolist()
+            for expert, slot in zip(experts, cache.fetch(self.layer, experts), strict=True):
+                chosen = places_of[expert]
+                outputs[chosen] = self.kernels.expert_ffn(x[chosen // top_k], [slot], bank)[0]
+        return outputs.view(-1, top_k, x.shape[1])

@@ -1,4 +1,4 @@
-"""Rotary position embedding: a table of angles, applied to query and key heads."""
+"""Rotary position embedding: a frequency for each pair of elements, and the angles that torch takes from a table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class Rope:
     """Rotates heads [n, num_heads, head_dim] by their positions (Su et al. 2021, RoFormer, eq. 34).
 
-    Elements i and i + rope_dim / 2 form a pair, as in HF's models and GPT-NeoX.
+    Elements i and i + rope_dim / 2 form a pair, as in HF's models and GPT-NeoX; its frequency is
+    theta^(-2i / rope_dim) / factors[i].
     """
 
     def __init__(
@@ -29,8 +30,13 @@ class Rope:
         device: torch.device,
     ) -> None:
         self.rope_dim = config.rope_dim
+        self.theta = config.rope_theta
+        frequencies = _frequencies(config)
+        if frequency_factors is None:
+            frequency_factors = _factors(frequencies, config.rope_scaling)
+        self.factors = frequency_factors.contiguous()  # float32 [rope_dim / 2]
         angles = torch.outer(
-            torch.arange(num_positions, dtype=torch.float32), _frequencies(config, frequency_factors)
+            torch.arange(num_positions, dtype=torch.float32), frequencies / self.factors.cpu()
         )
         cos, sin = angles.cos(), angles.sin()
         self.cos = torch.cat((cos, cos), -1).to(device)  # [num_positions, rope_dim]
@@ -48,25 +54,25 @@ class Rope:
         return torch.cat((rotated, heads[..., self.rope_dim :]), -1)
 
 
-def _frequencies(config: ModelConfig, factors: Tensor | None) -> Tensor:
+def _frequencies(config: ModelConfig) -> Tensor:
     exponents = torch.arange(0, config.rope_dim, 2, dtype=torch.float32) / config.rope_dim
-    frequencies = 1.0 / config.rope_theta**exponents
-    if factors is not None:
-        return frequencies / factors
-    scaling = config.rope_scaling
+    return 1.0 / config.rope_theta**exponents
+
+
+def _factors(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:
     if scaling is None:
-        return frequencies
+        return torch.ones_like(frequencies)
     if scaling.kind == "linear":
-        return frequencies / scaling.factor
+        return torch.full_like(frequencies, scaling.factor)
     if scaling.kind == "llama3":
-        return _llama3_frequencies(frequencies, scaling)
+        return _llama3_factors(frequencies, scaling)
     raise UnsupportedError(f"rope scaling {scaling.kind!r} is not supported yet; known: linear, llama3")
 
 
-def _llama3_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+def _llama3_factors(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     """Llama 3.1's rule: long waves are stretched, short ones kept, those between are blended."""
     wavelengths = 2 * math.pi / frequencies
     turns = scaling.original_max_position_embeddings / wavelengths
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = kept.clamp(0, 1)
-    return frequencies * (kept + (1 - kept) / scaling.factor)
+    return 1 / (kept + (1 - kept) / scaling.factor)

@@ -1,4 +1,4 @@
-"""What the model asks of an implementation of its matrix products, and which one answers."""
+"""What the model asks of an implementation of its arithmetic, and which one answers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from runtime.expert_bank import ExpertBank
-    from runtime.kernels.rms_norm import RMSNorm
-    from runtime.kernels.weight import Weight
+    from runtime.kernels.operations import Operations, T
+    from runtime.step import Step
+
+
+class Block(Protocol):
+    """A part of the model, written in operations; the same object means the same operations over equal shapes."""
+
+    def __call__(self, ops: Operations[T], inputs: tuple[T, ...], step: Step | None) -> T: ...
+
+    def __hash__(self) -> int: ...
 
 
 class Kernels(Protocol):
-    """Matrix products over weights in their stored blocks.
+    """Arithmetic over weights in their stored blocks.
 
     A returned tensor may be a view of memory that the next call reuses: clone what must outlive it.
     An UnsupportedError names a dtype or an expert part that the implementation cannot use.
@@ -27,23 +35,18 @@ class Kernels(Protocol):
     def name(self) -> str:
         """What reports print: torch or ggml."""
 
-    def embed(self, weight: Weight, token_ids: Tensor) -> Tensor:
-        """Rows of the table: int64 [n] -> float32 [n, hidden]."""
+    def run(self, block: Block, *inputs: Tensor, step: Step | None = None) -> Tensor:
+        """What the block makes of these tensors (float32 or int32, contiguous), and of the step where it attends.
 
-    def linear(self, x: Tensor, weights: Sequence[Weight], norm: RMSNorm | None = None) -> tuple[Tensor, ...]:
-        """Several matrices over one input, normalised first when asked: float32 [n, in] -> [n, out_i] each."""
-
-    def expert_ffn(self, x: Tensor, slots: Tensor, bank: ExpertBank, norm: RMSNorm | None = None) -> Tensor:
-        """Each chosen slot's down(silu(gate(x)) * up(x)), unweighted (Shazeer 2020, eq. 6).
-
-        x float32 [n, hidden], slots int32 [n, k] -> float32 [n, k, hidden]. A token and an expert give the same
-        bits whatever the slot's number, n and k.
+        The weights that a block names must stay where they are until close().
         """
 
-    def feed_forward(
-        self, x: Tensor, gate: Weight, up: Weight, down: Weight, norm: RMSNorm | None = None
-    ) -> Tensor:
-        """down(silu(gate(x)) * up(x)): float32 [n, hidden] -> float32 [n, hidden]."""
+    def expert_ffn(self, x: Tensor, slots: Sequence[int], bank: ExpertBank) -> Tensor:
+        """Every token through every slot's down(silu(gate(x)) * up(x)), unweighted (Shazeer 2020, eq. 6).
+
+        x float32 [n, hidden] of at least one token -> float32 [slots, n, hidden]. A token and an expert give the same
+        bits whatever the slot's number, n and the other slots. May be called from a block's host function.
+        """
 
     def close(self) -> None:
         """Join the threads and free the memory; may be called again."""

@@ -1,11 +1,9 @@
-"""The normalisation that precedes a layer's products, so that kernels can do both in one go."""
+"""The normalisation of activations."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,11 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, eq. 4)."""
+    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, eq. 4), over the weight's length."""
 
-    weight: Tensor  # float32 [hidden]
+    weight: Tensor  # float32, one-dimensional
     eps: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Normalise float32 [..., hidden]."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)

@@ -6,57 +6,83 @@ from typing import TYPE_CHECKING
 
 from torch.nn import functional as F
 
+from runtime.kernels.attend import attend
 from runtime.kernels.expert_matrices import ExpertMatrices
 from runtime.kernels.weight import Weight
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from runtime.expert_bank import ExpertBank
     from runtime.kernels.expert_matrices import ExpertMatrix
+    from runtime.kernels.kernels import Block
     from runtime.kernels.rms_norm import RMSNorm
+    from runtime.rope import Rope
+    from runtime.step import Step
 
 
 class TorchKernels:
-    """Simple enough to be the oracle of the others."""
+    """Simple enough to be the oracle of the others; computes as a block goes along."""
 
     name = "torch"
 
-    def embed(self, weight: Weight, token_ids: Tensor) -> Tensor:
-        num_rows, hidden = weight.shape
-        rows = weight.storage.view(num_rows, -1)[token_ids]
-        return Weight(rows.reshape(-1), weight.dtype, (len(token_ids), hidden)).float32()
+    def run(self, block: Block, *inputs: Tensor, step: Step | None = None) -> Tensor:
+        return block(self, inputs, step)
 
-    def linear(self, x: Tensor, weights: Sequence[Weight], norm: RMSNorm | None = None) -> tuple[Tensor, ...]:
-        x = x if norm is None else norm(x)
-        return tuple(F.linear(x, weight.float32()) for weight in weights)
-
-    def expert_ffn(self, x: Tensor, slots: Tensor, bank: ExpertBank, norm: RMSNorm | None = None) -> Tensor:
-        x = x if norm is None else norm(x)
-        assert x.shape[0] == slots.shape[0]
+    def expert_ffn(self, x: Tensor, slots: Sequence[int], bank: ExpertBank) -> Tensor:
         matrices = ExpertMatrices.of(bank.parts)
-        outputs = x.new_empty(*slots.shape, matrices.hidden_size)
-        for slot in sorted(set(slots.flatten().tolist())):
+        outputs = x.new_empty(len(slots), len(x), matrices.hidden_size)
+        for output, slot in zip(outputs, slots, strict=True):
             gate, up, down = (
                 _in_slot(bank, slot, matrix).float32()
                 for matrix in (matrices.gate, matrices.up, matrices.down)
             )
             # One product per token: a product of several rows may add up in another order and give other bits.
-            for token, rank in (slots == slot).nonzero().tolist():
-                row = x[token].clone()  # its own allocation: always aligned alike
-                outputs[token, rank] = down.mv(F.silu(gate.mv(row)) * up.mv(row))
+            for result, row in zip(output, x, strict=True):
+                row = row.clone()  # its own allocation: always aligned alike
+                result.copy_(down.mv(F.silu(gate.mv(row)) * up.mv(row)))
         return outputs
-
-    def feed_forward(
-        self, x: Tensor, gate: Weight, up: Weight, down: Weight, norm: RMSNorm | None = None
-    ) -> Tensor:
-        x = x if norm is None else norm(x)
-        return F.linear(F.silu(F.linear(x, gate.float32())) * F.linear(x, up.float32()), down.float32())
 
     def close(self) -> None:
         """Nothing is kept between calls."""
+
+    def embed(self, table: Weight, token_ids: Tensor) -> Tensor:
+        num_rows, hidden = table.shape
+        rows = table.storage.view(num_rows, -1)[token_ids]
+        return Weight(rows.reshape(-1), table.dtype, (len(token_ids), hidden)).float32()
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, weight.float32(), bias)
+
+    def norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+
+    def heads(self, x: Tensor, head_dim: int) -> Tensor:
+        return x.view(len(x), -1, head_dim)
+
+    def rope(self, heads: Tensor, rope: Rope, step: Step) -> Tensor:
+        return rope(heads, step.start)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, step: Step) -> Tensor:
+        return attend(q, k, v, layer, step)
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        return a + b
+
+    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
+        return F.silu(gate) * up
+
+    def gated(self, x: Tensor, logit: Tensor) -> Tensor:
+        return x * logit.sigmoid()
+
+    def host(
+        self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], shape: tuple[int, ...]
+    ) -> Tensor:
+        result = function(*inputs)
+        assert tuple(result.shape) == shape
+        return result
 
 
 def _in_slot(bank: ExpertBank, slot: int, matrix: ExpertMatrix) -> Weight:
