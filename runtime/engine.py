@@ -204,8 +204,6 @@ class Engine:
         """Final hidden states float32 [n, hidden] of `token_ids`, which follow the cache's; kv moves on."""
         self._check_ids(token_ids)
         kv.require(len(token_ids))
-        # One token's tensors are too small to share, and idle OpenMP threads would spin against ggml's.
-        torch.set_num_threads(1 if len(token_ids) == 1 else self.num_threads)
         with self.timings.timed(len(token_ids), self.cache), torch.inference_mode():
             chunks = [
                 self.model.forward(token_ids[first : first + PREFILL_CHUNK], kv)

@@ -52,6 +52,7 @@ class GGMLKernels:
         self._experts = _Programs()  # apart: they run inside of blocks
 
     def run(self, block: Block, *inputs: Tensor, step: Step | None = None) -> Tensor:
+        torch.set_num_threads(1)  # what host functions do is small, and OpenMP's idle threads spin against ggml's
         shapes = tuple(tensor.shape for tensor in inputs)
         key = (block, shapes, None if step is None else _step_key(step))
         program = self._blocks.get(key, lambda: self._recorded(block, inputs, step))
@@ -82,7 +83,7 @@ class GGMLKernels:
 
     def _recorded(self, block: Block, inputs: Sequence[Tensor], step: Step | None) -> Program:
         program = Program(self._library)
-        ops = GGMLOperations(self._library, program)
+        ops = GGMLOperations(self._library, program, self._team.num_threads)
         leaves = tuple(
             program.input(number, _DTYPES[tensor.dtype], *reversed(tensor.shape))
             for number, tensor in enumerate(inputs)

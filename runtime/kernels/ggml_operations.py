@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from lmpack.dtype import dtype_nbytes
 from lmpack.errors import UnsupportedError
 from runtime.kernels.attend import attend
@@ -27,8 +29,9 @@ _KV_DTYPES = {"torch.float16": "F16", "torch.bfloat16": "BF16", "torch.float32":
 class GGMLOperations:
     """Records into a program; ggml's dimensions are torch's the other way round."""
 
-    def __init__(self, library: GGMLLibrary, program: Program) -> None:
+    def __init__(self, library: GGMLLibrary, program: Program, num_threads: int) -> None:
         self.program = program
+        self.num_threads = num_threads
         self.largest_product_nbytes = 0  # rows times bytes of the weight
         self._library = library
         self._positions: TensorStruct | None = None
@@ -71,11 +74,15 @@ class GGMLOperations:
     ) -> TensorStruct:
         if step.num_tokens == 1:
             return self._attend_alone(q, k, v, layer, step)
-        return self.host(
-            lambda q, k, v: attend(q, k, v, layer, self.program.step),
-            (q, k, v),
-            (step.num_tokens, q.ne[0] * q.ne[1]),
-        )
+
+        def attend_with_all_threads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            torch.set_num_threads(self.num_threads)
+            try:
+                return attend(q, k, v, layer, self.program.step)
+            finally:
+                torch.set_num_threads(1)
+
+        return self.host(attend_with_all_threads, (q, k, v), (step.num_tokens, q.ne[0] * q.ne[1]))
 
     def add(self, a: TensorStruct, b: TensorStruct) -> TensorStruct:
         return self.program.operation("ggml_add", a, b)

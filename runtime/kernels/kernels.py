@@ -59,21 +59,21 @@ def load_kernels(name: str, *, num_threads: int) -> Kernels:
     """
     assert num_threads >= 1
     if name == "torch":
-        return _torch_kernels()
+        return _torch_kernels(num_threads)
     if name == "ggml":
         return _ggml_kernels(num_threads)
     if name == "auto":
         try:
             return _ggml_kernels(num_threads)
         except UnsupportedError:
-            return _torch_kernels()  # its name says so in every report
+            return _torch_kernels(num_threads)  # its name says so in every report
     raise UsageError(f"no kernels are called {name!r}; expected auto, torch or ggml")
 
 
-def _torch_kernels() -> Kernels:
+def _torch_kernels(num_threads: int) -> Kernels:
     from runtime.kernels.torch_kernels import TorchKernels
 
-    return TorchKernels()
+    return TorchKernels(num_threads)
 
 
 def _ggml_kernels(num_threads: int) -> Kernels:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch.nn import functional as F
 
 from runtime.kernels.attend import attend
@@ -28,7 +29,11 @@ class TorchKernels:
 
     name = "torch"
 
+    def __init__(self, num_threads: int) -> None:
+        self.num_threads = num_threads
+
     def run(self, block: Block, *inputs: Tensor, step: Step | None = None) -> Tensor:
+        torch.set_num_threads(self.num_threads)
         return block(self, inputs, step)
 
     def expert_ffn(self, x: Tensor, slots: Sequence[int], bank: ExpertBank) -> Tensor:
