@@ -65,7 +65,9 @@ class Model:
         self.embedding = weights.matrix("token_embd.weight")
         self.device = weights.device
         self.output_norm = RMSNorm(weights.vector("output_norm.weight"), config.rms_norm_eps)
-        self.output = weights.optional_matrix("output.weight") or self.embedding
+        self.output = (
+            kernels.prepare(weights.matrix("output.weight")) if "output.weight" in weights else self.embedding
+        )
         self.rope = Rope(
             config,
             context_length,
@@ -140,8 +142,8 @@ class _LayerBuilder:
             norm=self._norm(f"{name}.attn_norm.weight"),
             q=self._rotated(f"{name}.attn_q.weight", self.config.num_attention_heads),
             k=self._rotated(f"{name}.attn_k.weight", self.config.num_key_value_heads),
-            v=weights.matrix(f"{name}.attn_v.weight"),
-            output=weights.matrix(f"{name}.attn_output.weight"),
+            v=self._matrix(f"{name}.attn_v.weight"),
+            output=self._matrix(f"{name}.attn_output.weight"),
             q_bias=weights.optional_vector(f"{name}.attn_q.bias"),
             k_bias=weights.optional_vector(f"{name}.attn_k.bias"),
             v_bias=weights.optional_vector(f"{name}.attn_v.bias"),
@@ -152,7 +154,10 @@ class _LayerBuilder:
 
     def _rotated(self, name: str, num_heads: int) -> Weight:
         weight = self.weights.matrix(name)
-        return weight.unpaired(num_heads) if self.permuted_qk else weight
+        return self.kernels.prepare(weight.unpaired(num_heads) if self.permuted_qk else weight)
+
+    def _matrix(self, name: str) -> Weight:
+        return self.kernels.prepare(self.weights.matrix(name))
 
     def _moe(self, layer: int, name: str) -> MoE:
         shared_expert = None
@@ -174,7 +179,7 @@ class _LayerBuilder:
 
     def _swiglu(self, name: str, suffix: str) -> SwiGLU:
         gate, up, down = (
-            self.weights.matrix(f"{name}.ffn_{projection}{suffix}.weight")
+            self._matrix(f"{name}.ffn_{projection}{suffix}.weight")
             for projection in ("gate", "up", "down")
         )
         return SwiGLU(gate, up, down)

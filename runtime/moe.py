@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-import torch
-
+from runtime.kernels.kernels import ExpertRows
 from runtime.kernels.operations import T
 
 if TYPE_CHECKING:
@@ -73,36 +72,35 @@ class MoE:
         self.recorder = recorder
 
     def __call__(self, ops: Operations[T], x: T, num_tokens: int) -> T:
-        router_logits = ops.linear(x, self.gate_inp)
-        mixed = ops.host(self.routed, (x, router_logits), (num_tokens, self.gate_inp.shape[1]))
+        topk_ids, topk_weights = ops.route(ops.linear(x, self.gate_inp), self.router)
+        shape = (num_tokens, self.router.top_k, self.gate_inp.shape[1])
+        outputs = ops.host(self.routed, (x, topk_ids, topk_weights), shape)
+        mixed = ops.mix(outputs, topk_weights)
         if self.shared_expert is not None:
             mixed = ops.add(mixed, self.shared_expert(ops, x, num_tokens))
         return mixed
 
-    def routed(self, x: Tensor, router_logits: Tensor) -> Tensor:
-        """The chosen experts' outputs, weighted and summed: [n, hidden] and [n, num_experts] -> [n, hidden]."""
-        topk_ids, topk_weights = self.router(router_logits)
+    def routed(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """The chosen experts' outputs: [n, hidden] and [n, top_k] -> [n, top_k, hidden]."""
         if self.recorder is not None:
-            self.recorder.on_select(
-                self.layer, topk_ids.to(torch.int32).cpu().numpy(), topk_weights.cpu().numpy()
-            )
-        outputs = self._outputs(x, topk_ids)
-        return torch.bmm(topk_weights.unsqueeze(1), outputs).squeeze(1)
-
-    def _outputs(self, x: Tensor, topk_ids: Tensor) -> Tensor:
-        """Each chosen expert's output: [n, top_k, hidden]."""
-        cache, bank = self.cache, self.cache.bank(self.layer)
+            self.recorder.on_select(self.layer, topk_ids.cpu().numpy(), topk_weights.cpu().numpy())
         if len(topk_ids) == 1:
-            slots = cache.fetch(self.layer, topk_ids[0].tolist())
-            return self.kernels.expert_ffn(x, slots, bank).transpose(0, 1)
-        top_k = topk_ids.shape[1]
-        places = topk_ids.flatten().argsort(stable=True)  # of each expert's tokens in [n * top_k], expert by expert
+            slots = self.cache.fetch(self.layer, topk_ids[0].tolist())
+            return self.kernels.expert_ffn(x, slots, self.cache.bank(self.layer))[None]
+        return self._prefill(x, topk_ids)
+
+    def _prefill(self, x: Tensor, topk_ids: Tensor) -> Tensor:
+        """Expert by expert, each fetched once, in waves of what fits."""
+        cache, bank, top_k = self.cache, self.cache.bank(self.layer), topk_ids.shape[1]
+        places = topk_ids.flatten().argsort(stable=True)  # in [n * top_k], expert by expert
         needed, counts = topk_ids.unique(return_counts=True)
         places_of = dict(zip(needed.tolist(), places.split(counts.tolist()), strict=True))
         outputs = x.new_empty(len(places), x.shape[1])
         for wave in needed.split(cache.capacity(self.layer)):
             experts = wave.tolist()
-            for expert, slot in zip(experts, cache.fetch(self.layer, experts), strict=True):
-                chosen = places_of[expert]
-                outputs[chosen] = self.kernels.expert_ffn(x[chosen // top_k], [slot], bank)[0]
+            work = [
+                ExpertRows(slot, places_of[expert] // top_k, places_of[expert])
+                for expert, slot in zip(experts, cache.fetch(self.layer, experts), strict=True)
+            ]
+            self.kernels.expert_ffns(x, work, bank, outputs)
         return outputs.view(-1, top_k, x.shape[1])

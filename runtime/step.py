@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from runtime.kv_cache import KVCache
 
-_ATTENDED_STEP = 256  # tokens; a recorded program serves until its length is passed
+_ATTENDED_STEP = 128  # tokens; a recorded program serves until its length is passed
 
 
 class Step:

@@ -6,16 +6,19 @@ results differ from the torch reference by that rounding.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import functools
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import torch
 
 from lmpack.errors import UnsupportedError
 from runtime.kernels.expert_matrices import ExpertMatrices
+from runtime.kernels.ggml_interleaving import Interleaving
 from runtime.kernels.ggml_library import load_ggml
 from runtime.kernels.ggml_operations import GGMLOperations
-from runtime.kernels.ggml_program import Program, Scratch
+from runtime.kernels.ggml_program import Program, Programs
 from runtime.kernels.ggml_threadpool import Threadpool
 
 if TYPE_CHECKING:
@@ -25,11 +28,11 @@ if TYPE_CHECKING:
 
     from runtime.expert_bank import ExpertBank
     from runtime.kernels.expert_matrices import ExpertMatrix
-    from runtime.kernels.ggml_library import TensorStruct
-    from runtime.kernels.kernels import Block
+    from runtime.kernels.ggml_library import GGMLLibrary, TensorStruct
+    from runtime.kernels.kernels import Block, ExpertRows
+    from runtime.kernels.weight import Weight
     from runtime.step import Step
 
-_MAX_PROGRAMS = 64  # up to 1 MB each; prefills of many lengths leave theirs behind
 # ggml walks over all slots of a bank in each product, about 3 ns per slot; beyond this many, one token's experts are
 # cheaper as products of their own.
 _MANY_SLOTS = 512
@@ -48,8 +51,11 @@ class GGMLKernels:
         self._library = load_ggml()
         self._team = Threadpool(self._library, num_threads)
         self._alone = Threadpool(self._library, 1)
-        self._blocks = _Programs()
-        self._experts = _Programs()  # apart: they run inside of blocks
+        self._interleaving = Interleaving(self._library)
+        self._blocks = Programs()
+        self._experts = Programs()  # apart: they run inside of blocks
+        self._lanes = [_Lane(self._library) for _ in range(num_threads)]
+        self._lane_threads = ThreadPoolExecutor(num_threads)
 
     def run(self, block: Block, *inputs: Tensor, step: Step | None = None) -> Tensor:
         torch.set_num_threads(1)  # what host functions do is small, and OpenMP's idle threads spin against ggml's
@@ -58,32 +64,49 @@ class GGMLKernels:
         program = self._blocks.get(key, lambda: self._recorded(block, inputs, step))
         return program.run(self._blocks.scratch, [tensor.data_ptr() for tensor in inputs], step)
 
+    def prepare(self, weight: Weight) -> Weight:
+        return self._interleaving.apply(weight)
+
     def expert_ffn(self, x: Tensor, slots: Sequence[int], bank: ExpertBank) -> Tensor:
-        n, k = len(x), len(slots)
         assert x.dtype == torch.float32
-        assert n > 0
+        assert len(x) == 1
+        assert x.is_contiguous()
         assert 0 <= min(slots) <= max(slots) < bank.num_slots
-        x = x.contiguous()
-        storage = bank.storage.data_ptr()
-        if n == 1 and bank.num_slots <= _MANY_SLOTS:
+        k, storage = len(slots), bank.storage.data_ptr()
+        if bank.num_slots <= _MANY_SLOTS:
             program = self._experts.get(
                 ("together", k, bank.stride, bank.num_slots, bank.parts), lambda: self._together(k, bank)
             )
             ids = torch.tensor(slots, dtype=torch.int32)
             return program.run(self._experts.scratch, (x.data_ptr(), ids.data_ptr(), storage))
-        program = self._experts.get(("apart", n, k, bank.parts), lambda: self._apart(n, k, bank))
+        program = self._experts.get(("apart", k, bank.parts), lambda: self._apart(k, bank))
         experts = [storage + slot * bank.stride for slot in slots]
         return program.run(self._experts.scratch, (x.data_ptr(), *experts))
 
+    def expert_ffns(self, x: Tensor, work: Sequence[ExpertRows], bank: ExpertBank, outputs: Tensor) -> None:
+        experts = _checked_matrices(self._library, bank)
+        # Each expert is one lane's alone, so that nobody waits at a barrier; the largest come first, so that the lanes end
+        # together.
+        left = deque(sorted(work, key=lambda share: -len(share.rows)))
+        done = self._lane_threads.map(
+            lambda lane: lane.run(left, x, experts, bank, outputs), self._lanes[: len(work)]
+        )
+        for _ in done:
+            pass
+
     def close(self) -> None:
-        self._blocks.close()
-        self._experts.close()
+        self._lane_threads.shutdown()
+        for programs in (self._blocks, self._experts):
+            programs.close()
+        for lane in self._lanes:
+            lane.close()
+        self._interleaving.close()
         self._team.close()
         self._alone.close()
 
     def _recorded(self, block: Block, inputs: Sequence[Tensor], step: Step | None) -> Program:
         program = Program(self._library)
-        ops = GGMLOperations(self._library, program, self._team.num_threads)
+        ops = GGMLOperations(self._library, program, self._interleaving, self._team.num_threads)
         leaves = tuple(
             program.input(number, _DTYPES[tensor.dtype], *reversed(tensor.shape))
             for number, tensor in enumerate(inputs)
@@ -94,7 +117,7 @@ class GGMLKernels:
 
     def _together(self, k: int, bank: ExpertBank) -> Program:
         """One token through k slots: each projection is one product over the whole bank."""
-        experts = self._checked_matrices(bank)
+        experts = _checked_matrices(self._library, bank)
         program = Program(self._library)
         x = program.input(0, "F32", experts.hidden_size, 1, 1)
         ids = program.input(1, "I32", k, 1)
@@ -109,63 +132,55 @@ class GGMLKernels:
             return program.operation("ggml_mul_mat_id", stack, rows, ids)
 
         result = _swiglu(program, experts, product, x)
-        team = self._threads(k * _nbytes(experts))
-        return program.finish([result], (k, 1, experts.hidden_size), team)
+        return program.finish([result], (k, experts.hidden_size), self._threads(k * _nbytes(experts)))
 
-    def _apart(self, n: int, k: int, bank: ExpertBank) -> Program:
-        """n tokens through each of k experts: each projection of each is a product of its own."""
-        experts = self._checked_matrices(bank)
+    def _apart(self, k: int, bank: ExpertBank) -> Program:
+        """One token through k experts: each projection of each is a product of its own."""
+        experts = _checked_matrices(self._library, bank)
         program = Program(self._library)
-        x = program.input(0, "F32", experts.hidden_size, n)
-
-        def through(expert: int) -> TensorStruct:
-            def product(matrix: ExpertMatrix, rows: TensorStruct) -> TensorStruct:
-                out_features, in_features = matrix.shape
-                weight = program.input(
-                    1 + expert, matrix.dtype, in_features, out_features, offset=matrix.offset
-                )
-                return program.operation("ggml_mul_mat", weight, rows)
-
-            return _swiglu(program, experts, product, x)
-
-        results = [through(expert) for expert in range(k)]
-        return program.finish(results, (k, n, experts.hidden_size), self._threads(n * _nbytes(experts)))
-
-    def _checked_matrices(self, bank: ExpertBank) -> ExpertMatrices:
-        experts = ExpertMatrices.of(bank.parts)
-        for matrix in (experts.gate, experts.up, experts.down):
-            if not self._library.multiplies(matrix.dtype):
-                raise UnsupportedError(
-                    f"a {matrix.dtype} matrix of shape {list(matrix.shape)}: ggml {self._library.version} has no CPU "
-                    f"product for this dtype; use the torch kernels"
-                )
-        return experts
+        x = program.input(0, "F32", experts.hidden_size, 1)
+        results = [_expert(program, experts, 1 + number, x) for number in range(k)]
+        return program.finish(results, (k, experts.hidden_size), self._threads(_nbytes(experts)))
 
     def _threads(self, nbytes: int) -> Threadpool:
         """Who computes a program whose largest product reads this many bytes, rows times weights."""
         return self._team if nbytes > _TEAM_NBYTES else self._alone
 
 
-class _Programs:
-    """The programs used last, and the scratch that they share."""
+class _Lane:
+    """One thread's way through the experts of a prefill."""
 
-    def __init__(self) -> None:
-        self.scratch = Scratch()
-        self._by_key: OrderedDict[Hashable, Program] = OrderedDict()
+    def __init__(self, library: GGMLLibrary) -> None:
+        self._library = library
+        self._alone = Threadpool(library, 1)
+        self._programs = Programs()
 
-    def get(self, key: Hashable, record: Callable[[], Program]) -> Program:
-        program = self._by_key.get(key)
-        if program is None:
-            if len(self._by_key) == _MAX_PROGRAMS:
-                self._by_key.popitem(last=False)[1].close()
-            program = self._by_key[key] = record()
-        self._by_key.move_to_end(key)
-        return program
+    def run(
+        self, left: deque[ExpertRows], x: Tensor, experts: ExpertMatrices, bank: ExpertBank, outputs: Tensor
+    ) -> None:
+        """Take experts until there are none left."""
+        torch.set_num_threads(1)
+        with torch.inference_mode():
+            while True:
+                try:
+                    share = left.popleft()
+                except IndexError:
+                    return
+                rows = x[share.rows]
+                program = self._programs.get(
+                    (len(rows), experts), functools.partial(self._record, len(rows), experts)
+                )
+                expert = bank.storage.data_ptr() + share.slot * bank.stride
+                outputs[share.places] = program.run(self._programs.scratch, (rows.data_ptr(), expert))
 
     def close(self) -> None:
-        while self._by_key:
-            self._by_key.popitem()[1].close()
-        self.scratch = Scratch()
+        self._programs.close()
+        self._alone.close()
+
+    def _record(self, n: int, experts: ExpertMatrices) -> Program:
+        program = Program(self._library)
+        result = _expert(program, experts, 1, program.input(0, "F32", experts.hidden_size, n))
+        return program.finish([result], (n, experts.hidden_size), self._alone)
 
 
 def _swiglu(
@@ -182,6 +197,28 @@ def _swiglu(
     else:
         inner = program.operation("ggml_swiglu_split", product(experts.gate, x), product(experts.up, x))
     return product(experts.down, inner)
+
+
+def _expert(program: Program, experts: ExpertMatrices, number: int, x: TensorStruct) -> TensorStruct:
+    """x through the expert at the program's input of this number."""
+
+    def product(matrix: ExpertMatrix, rows: TensorStruct) -> TensorStruct:
+        out_features, in_features = matrix.shape
+        weight = program.input(number, matrix.dtype, in_features, out_features, offset=matrix.offset)
+        return program.operation("ggml_mul_mat", weight, rows)
+
+    return _swiglu(program, experts, product, x)
+
+
+def _checked_matrices(library: GGMLLibrary, bank: ExpertBank) -> ExpertMatrices:
+    experts = ExpertMatrices.of(bank.parts)
+    for matrix in (experts.gate, experts.up, experts.down):
+        if not library.multiplies(matrix.dtype):
+            raise UnsupportedError(
+                f"a {matrix.dtype} matrix of shape {list(matrix.shape)}: ggml {library.version} has no CPU product for "
+                f"this dtype; use the torch kernels"
+            )
+    return experts
 
 
 def _nbytes(experts: ExpertMatrices) -> int:

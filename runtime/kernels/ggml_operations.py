@@ -15,25 +15,31 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from runtime.kernels.ggml_interleaving import Interleaving
     from runtime.kernels.ggml_library import GGMLLibrary, TensorStruct
     from runtime.kernels.ggml_program import Program
     from runtime.kernels.rms_norm import RMSNorm
     from runtime.kernels.weight import Weight
     from runtime.rope import Rope
+    from runtime.router import Router
     from runtime.step import Step
 
 _ROPE_PAIRS_ARE_HALVES = 2  # GGML_ROPE_TYPE_NEOX
+_DESCENDING = 1  # GGML_SORT_ORDER_DESC
 _KV_DTYPES = {"torch.float16": "F16", "torch.bfloat16": "BF16", "torch.float32": "F32"}
 
 
 class GGMLOperations:
     """Records into a program; ggml's dimensions are torch's the other way round."""
 
-    def __init__(self, library: GGMLLibrary, program: Program, num_threads: int) -> None:
+    def __init__(
+        self, library: GGMLLibrary, program: Program, interleaving: Interleaving, num_threads: int
+    ) -> None:
         self.program = program
         self.num_threads = num_threads
         self.largest_product_nbytes = 0  # rows times bytes of the weight
         self._library = library
+        self._interleaving = interleaving
         self._positions: TensorStruct | None = None
         self._visible: TensorStruct | None = None
 
@@ -93,10 +99,28 @@ class GGMLOperations:
     def gated(self, x: TensorStruct, logit: TensorStruct) -> TensorStruct:
         return self.program.operation("ggml_mul", x, self.program.operation("ggml_sigmoid", logit))
 
+    def route(self, logits: TensorStruct, router: Router) -> tuple[TensorStruct, TensorStruct]:
+        operation, (num_experts, n) = self.program.operation, logits.ne[:2]
+        probabilities = operation("ggml_soft_max", logits)
+        ranking = operation("ggml_argsort", probabilities, _DESCENDING)
+        topk_ids = operation("ggml_view_2d", ranking, router.top_k, n, ranking.nb[1], 0)
+        by_expert = operation("ggml_reshape_3d", probabilities, 1, num_experts, n)
+        weights = operation("ggml_get_rows", by_expert, topk_ids)
+        weights = operation("ggml_reshape_2d", weights, router.top_k, n)
+        if router.norm_topk_prob:
+            weights = operation("ggml_div", weights, operation("ggml_sum_rows", weights))
+        return topk_ids, weights
+
+    def mix(self, outputs: TensorStruct, weights: TensorStruct) -> TensorStruct:
+        hidden, top_k, n = outputs.ne[:3]
+        by_token = self.program.operation("ggml_reshape_3d", weights, 1, top_k, n)
+        mixed = self.program.operation("ggml_out_prod", outputs, by_token)
+        return self.program.operation("ggml_reshape_2d", mixed, hidden, n)
+
     def host(
         self, function: Callable[..., Tensor], inputs: tuple[TensorStruct, ...], shape: tuple[int, ...]
     ) -> TensorStruct:
-        return self.program.host(function, inputs, *reversed(shape))
+        return self.program.host(function, inputs, shape)
 
     def _attend_alone(
         self, q: TensorStruct, k: TensorStruct, v: TensorStruct, layer: int, step: Step
@@ -150,9 +174,12 @@ class GGMLOperations:
                 f"product for this dtype; use the torch kernels"
             )
         assert weight.storage.numel() == dtype_nbytes(weight.dtype, weight.shape)
-        return self.program.memory(
+        matrix = self.program.memory(
             weight.dtype, weight.storage.data_ptr(), weight.shape[1], weight.shape[0]
         )
+        if weight.interleaved:
+            self._interleaving.mark(matrix)
+        return matrix
 
     def _vector(self, vector: Tensor) -> TensorStruct:
         return self.program.memory("F32", vector.data_ptr(), len(vector))

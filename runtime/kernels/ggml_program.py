@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ import torch
 from runtime.kernels.ggml_library import GGML_TYPE_IDS, InitParams, PlanStruct, TensorStruct
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from torch import Tensor
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from runtime.step import Step
 
 _ALIGNMENT = 64  # a cache line
+_MAX_PROGRAMS = 64  # up to 1 MB each; prefills of many lengths leave theirs behind
 _STATUS_SUCCESS = 0
 _TENSORS_PER_CONTEXT = 256
 _TORCH_DTYPES = {GGML_TYPE_IDS["F32"]: torch.float32, GGML_TYPE_IDS["I32"]: torch.int32}
@@ -40,7 +42,7 @@ class Scratch:
         if nbytes > len(self.memory):
             self.memory = torch.empty(0, dtype=torch.uint8)  # free the old memory before asking for more
             memory = torch.empty(nbytes + _ALIGNMENT, dtype=torch.uint8)
-            self.memory = memory[-memory.data_ptr() % _ALIGNMENT :]
+            self.memory = memory[-memory.data_ptr() % _ALIGNMENT :][:nbytes]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +50,7 @@ class _HostCall:
     function: Callable[..., Tensor]
     inputs: tuple[TensorStruct, ...]
     result: TensorStruct
+    shape: tuple[int, ...]
 
 
 class Program:
@@ -103,11 +106,11 @@ class Program:
         return result
 
     def host(
-        self, function: Callable[..., Tensor], inputs: tuple[TensorStruct, ...], *ne: int
+        self, function: Callable[..., Tensor], inputs: tuple[TensorStruct, ...], shape: tuple[int, ...]
     ) -> TensorStruct:
-        """What a function of torch tensors makes of these results, float32."""
-        result = self._leaf("F32", ne)
-        self._steps.append(_HostCall(function, inputs, result))
+        """What a function of torch tensors makes of these results, float32 in this shape (torch's)."""
+        result = self._leaf("F32", shape[::-1])
+        self._steps.append(_HostCall(function, inputs, result, shape))
         self._num_host_calls += 1
         return result
 
@@ -244,7 +247,9 @@ class Program:
         views.update(dict.fromkeys((*inputs, result), torch.empty(0)))  # made when placed
 
         def run() -> None:
-            views[result].copy_(call.function(*(views[address] for address in inputs)))
+            made = call.function(*(views[address] for address in inputs))
+            assert made.shape == call.shape
+            views[result].copy_(made.view(views[result].shape))
 
         self._parts.append(run)
 
@@ -263,6 +268,28 @@ class Program:
         nbytes = 4 * math.prod(shape)
         self._views[0] = memory[offset : offset + nbytes].view(torch.float32).view(shape)
         self._memory = memory
+
+
+class Programs:
+    """The programs used last, and the scratch that they share."""
+
+    def __init__(self) -> None:
+        self.scratch = Scratch()
+        self._by_key: OrderedDict[Hashable, Program] = OrderedDict()
+
+    def get(self, key: Hashable, record: Callable[[], Program]) -> Program:
+        program = self._by_key.get(key)
+        if program is None:
+            if len(self._by_key) == _MAX_PROGRAMS:
+                self._by_key.popitem(last=False)[1].close()
+            program = self._by_key[key] = record()
+        self._by_key.move_to_end(key)
+        return program
+
+    def close(self) -> None:
+        while self._by_key:
+            self._by_key.popitem()[1].close()
+        self.scratch = Scratch()
 
 
 class _Places:
@@ -311,9 +338,9 @@ def _sources(tensor: TensorStruct) -> list[int]:
 
 def _view(memory: Tensor, offset: int, tensor: TensorStruct) -> Tensor:
     """A result as torch sees it: ggml's dimensions the other way round, leading ones of length 1 left out."""
-    ne = list(tensor.ne)
-    while len(ne) > 2 and ne[-1] == 1:
-        ne.pop()
-    nbytes = 4 * math.prod(ne)
-    assert list(tensor.nb)[: len(ne)] == [4 * math.prod(ne[:place]) for place in range(len(ne))]
-    return memory[offset : offset + nbytes].view(_TORCH_DTYPES[tensor.type]).view(ne[::-1])
+    shape, strides = list(tensor.ne), [nbytes // 4 for nbytes in tensor.nb]
+    while len(shape) > 2 and shape[-1] == 1:
+        shape.pop()
+        strides.pop()
+    words = memory[offset:].view(_TORCH_DTYPES[tensor.type])
+    return words.as_strided(shape[::-1], strides[::-1])

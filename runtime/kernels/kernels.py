@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from lmpack.errors import UnsupportedError, UsageError
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from runtime.expert_bank import ExpertBank
     from runtime.kernels.operations import Operations, T
+    from runtime.kernels.weight import Weight
     from runtime.step import Step
 
 
@@ -22,6 +24,15 @@ class Block(Protocol):
     def __call__(self, ops: Operations[T], inputs: tuple[T, ...], step: Step | None) -> T: ...
 
     def __hash__(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertRows:
+    """An expert's share of a prefill."""
+
+    slot: int
+    rows: Tensor  # int64: of x
+    places: Tensor  # int64, as many: rows of the outputs
 
 
 class Kernels(Protocol):
@@ -41,11 +52,20 @@ class Kernels(Protocol):
         The weights that a block names must stay where they are until close().
         """
 
-    def expert_ffn(self, x: Tensor, slots: Sequence[int], bank: ExpertBank) -> Tensor:
-        """Every token through every slot's down(silu(gate(x)) * up(x)), unweighted (Shazeer 2020, eq. 6).
+    def prepare(self, weight: Weight) -> Weight:
+        """The same matrix as `linear` multiplies it fastest, perhaps in the same memory: the argument is used up."""
 
-        x float32 [n, hidden] of at least one token -> float32 [slots, n, hidden]. A token and an expert give the same
-        bits whatever the slot's number, n and the other slots. May be called from a block's host function.
+    def expert_ffn(self, x: Tensor, slots: Sequence[int], bank: ExpertBank) -> Tensor:
+        """One token through every slot's down(silu(gate(x)) * up(x)), unweighted (Shazeer 2020, eq. 6).
+
+        x float32 [1, hidden] -> float32 [slots, hidden]. A token and an expert give the same bits whatever the slot's
+        number and the other slots. May be called from a block's host function.
+        """
+
+    def expert_ffns(self, x: Tensor, work: Sequence[ExpertRows], bank: ExpertBank, outputs: Tensor) -> None:
+        """Rows of many tokens through the same, into rows of `outputs`: x [n, hidden], outputs [m, hidden].
+
+        A token and an expert give the same bits whatever the rows beside it, and as expert_ffn.
         """
 
     def close(self) -> None:

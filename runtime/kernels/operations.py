@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from runtime.kernels.rms_norm import RMSNorm
     from runtime.kernels.weight import Weight
     from runtime.rope import Rope
+    from runtime.router import Router
     from runtime.step import Step
 
 T = TypeVar("T")
@@ -54,6 +55,12 @@ class Operations(Protocol[T]):
 
     def gated(self, x: T, logit: T) -> T:
         """x [n, width] * sigmoid(logit [n, 1])."""
+
+    def route(self, logits: T, router: Router) -> tuple[T, T]:
+        """The experts of each token, best first, and their weights: [n, num_experts] -> int32 and float32 [n, top_k]."""
+
+    def mix(self, outputs: T, weights: T) -> T:
+        """The experts' weighted sum: [n, top_k, hidden] and [n, top_k] -> [n, hidden]."""
 
     def host(self, function: Callable[..., Tensor], inputs: tuple[T, ...], shape: tuple[int, ...]) -> T:
         """What a function of torch tensors makes of these; it gives float32 of this shape."""

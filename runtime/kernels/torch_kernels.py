@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
     from runtime.expert_bank import ExpertBank
     from runtime.kernels.expert_matrices import ExpertMatrix
-    from runtime.kernels.kernels import Block
+    from runtime.kernels.kernels import Block, ExpertRows
     from runtime.kernels.rms_norm import RMSNorm
     from runtime.rope import Rope
+    from runtime.router import Router
     from runtime.step import Step
 
 
@@ -36,19 +37,15 @@ class TorchKernels:
         torch.set_num_threads(self.num_threads)
         return block(self, inputs, step)
 
+    def prepare(self, weight: Weight) -> Weight:
+        return weight
+
     def expert_ffn(self, x: Tensor, slots: Sequence[int], bank: ExpertBank) -> Tensor:
-        matrices = ExpertMatrices.of(bank.parts)
-        outputs = x.new_empty(len(slots), len(x), matrices.hidden_size)
-        for output, slot in zip(outputs, slots, strict=True):
-            gate, up, down = (
-                _in_slot(bank, slot, matrix).float32()
-                for matrix in (matrices.gate, matrices.up, matrices.down)
-            )
-            # One product per token: a product of several rows may add up in another order and give other bits.
-            for result, row in zip(output, x, strict=True):
-                row = row.clone()  # its own allocation: always aligned alike
-                result.copy_(down.mv(F.silu(gate.mv(row)) * up.mv(row)))
-        return outputs
+        return torch.cat([_expert(bank, slot)(x) for slot in slots])
+
+    def expert_ffns(self, x: Tensor, work: Sequence[ExpertRows], bank: ExpertBank, outputs: Tensor) -> None:
+        for share in work:
+            outputs[share.places] = _expert(bank, share.slot)(x[share.rows])
 
     def close(self) -> None:
         """Nothing is kept between calls."""
@@ -82,12 +79,35 @@ class TorchKernels:
     def gated(self, x: Tensor, logit: Tensor) -> Tensor:
         return x * logit.sigmoid()
 
+    def route(self, logits: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+        topk_ids, topk_weights = router(logits)
+        return topk_ids.to(torch.int32), topk_weights
+
+    def mix(self, outputs: Tensor, weights: Tensor) -> Tensor:
+        return torch.bmm(weights.unsqueeze(1), outputs).squeeze(1)
+
     def host(
         self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], shape: tuple[int, ...]
     ) -> Tensor:
         result = function(*inputs)
         assert tuple(result.shape) == shape
         return result
+
+
+def _expert(bank: ExpertBank, slot: int) -> Callable[[Tensor], Tensor]:
+    """A slot's feed-forward over [n, hidden]."""
+    matrices = ExpertMatrices.of(bank.parts)
+    gate, up, down = (
+        _in_slot(bank, slot, matrix).float32() for matrix in (matrices.gate, matrices.up, matrices.down)
+    )
+
+    def feed_forward(x: Tensor) -> Tensor:
+        # One product per token: a product of several rows may add up in another order and give other bits. A clone is an
+        # allocation of its own, always aligned alike.
+        rows = [row.clone() for row in x]
+        return torch.stack([down.mv(F.silu(gate.mv(row)) * up.mv(row)) for row in rows])
+
+    return feed_forward
 
 
 def _in_slot(bank: ExpertBank, slot: int, matrix: ExpertMatrix) -> Weight:

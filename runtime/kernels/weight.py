@@ -21,9 +21,11 @@ class Weight:
     storage: torch.Tensor  # uint8, one-dimensional, contiguous, on the compute device
     dtype: str
     shape: tuple[int, int]  # [out_features, in_features]
+    interleaved: bool = False  # by ggml: only its matrix products can read it
 
     def float32(self) -> torch.Tensor:
         """The dequantised matrix, float32 [out_features, in_features], by gguf's own codecs."""
+        assert not self.interleaved
         if self.dtype in _PLAIN_DTYPES:
             return self.storage.view(_PLAIN_DTYPES[self.dtype]).view(self.shape).float()
         num_rows, num_columns = self.shape
