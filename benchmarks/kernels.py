@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -22,16 +23,18 @@ from lmpack.dtype import dtype_nbytes
 from lmpack.layer_entry import ExpertPart
 from runtime.expert_bank import ExpertBank
 from runtime.kernels.ggml_library import GGML_TYPE_IDS, load_ggml
-from runtime.kernels.kernels import load_kernels
+from runtime.kernels.kernels import ExpertRows, load_kernels
 from runtime.kernels.weight import Weight
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from runtime.kernels.kernels import Kernels
+    from runtime.kernels.operations import Operations, T
+    from runtime.step import Step
 
 HIDDEN, INNER, NUM_SLOTS, TOP_K = 2048, 768, 128, 8
-QKV_ROWS = (4096, 512, 512)
+LINEAR_ROWS = 4096
 BANKS_NBYTES = 1 << 30
 PREFILL_TOKENS = 512
 
@@ -139,13 +142,13 @@ def rows_of(dtype: str, banks: list[ExpertBank], num_threads: int) -> list[dict[
     add("expert_ffn", 1, TOP_K * expert_nbytes, 150, expert_call(kernels, x[:1], slots, banks))
     many = [random_slots(PREFILL_TOKENS, seed) for seed in range(3)]
     add("expert_ffn", PREFILL_TOKENS, 0, 3, expert_call(kernels, x, many, banks))
-    qkv = [
-        [Weight(blocks(dtype, num_rows, HIDDEN), dtype, (num_rows, HIDDEN)) for num_rows in QKV_ROWS]
+    matrices = [
+        Linear(kernels.prepare(Weight(blocks(dtype, LINEAR_ROWS, HIDDEN), dtype, (LINEAR_ROWS, HIDDEN))))
         for _ in range(8 if dtype != "BF16" else 3)
     ]
-    qkv_nbytes = sum(weight.storage.numel() for weight in qkv[0])
-    add("linear qkv", 1, qkv_nbytes, 300, lambda number: kernels.linear(x[:1], qkv[number % len(qkv)]))
-    add("linear qkv", PREFILL_TOKENS, 0, 3, lambda number: kernels.linear(x, qkv[0]))
+    nbytes = matrices[0].weight.storage.numel()
+    add("linear", 1, nbytes, 300, lambda number: kernels.run(matrices[number % len(matrices)], x[:1]))
+    add("linear", PREFILL_TOKENS, 0, 3, lambda number: kernels.run(matrices[0], x))
     kernels.close()
     return rows
 
@@ -153,7 +156,27 @@ def rows_of(dtype: str, banks: list[ExpertBank], num_threads: int) -> list[dict[
 def expert_call(
     kernels: Kernels, x: torch.Tensor, slots: list[torch.Tensor], banks: list[ExpertBank]
 ) -> Callable[[int], Any]:
-    return lambda number: kernels.expert_ffn(x, slots[number % len(slots)], banks[number % len(banks)])
+    def call(number: int) -> None:
+        chosen, bank = slots[number % len(slots)], banks[number % len(banks)]
+        if len(x) == 1:
+            kernels.expert_ffn(x, chosen[0].tolist(), bank)
+            return
+        outputs = torch.empty(chosen.numel(), HIDDEN)
+        places = [(chosen.flatten() == slot).nonzero()[:, 0] for slot in range(NUM_SLOTS)]
+        work = [ExpertRows(slot, rows // TOP_K, rows) for slot, rows in enumerate(places) if len(rows)]
+        kernels.expert_ffns(x, work, bank, outputs)
+
+    return call
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """A block: x times a matrix."""
+
+    weight: Weight
+
+    def __call__(self, ops: Operations[T], inputs: tuple[T, ...], step: Step | None) -> T:
+        return ops.linear(inputs[0], self.weight)
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from runtime.kernels.operations import T
-
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from runtime.kernels.operations import Operations
+    from runtime.kernels.operations import Operations, T
     from runtime.kernels.rms_norm import RMSNorm
     from runtime.kernels.weight import Weight
     from runtime.rope import Rope

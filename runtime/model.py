@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from runtime.attention import Attention
-from runtime.kernels.operations import T
 from runtime.kernels.rms_norm import RMSNorm
 from runtime.moe import MoE, SharedExpert, SwiGLU
 from runtime.rope import Rope
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from runtime.expert_cache import ExpertCache
     from runtime.families.family import Family
     from runtime.kernels.kernels import Kernels
-    from runtime.kernels.operations import Operations
+    from runtime.kernels.operations import Operations, T
     from runtime.kernels.weight import Weight
     from runtime.kv_cache import KVCache
     from runtime.model_config import ModelConfig
@@ -179,8 +178,7 @@ class _LayerBuilder:
 
     def _swiglu(self, name: str, suffix: str) -> SwiGLU:
         gate, up, down = (
-            self._matrix(f"{name}.ffn_{projection}{suffix}.weight")
-            for projection in ("gate", "up", "down")
+            self._matrix(f"{name}.ffn_{projection}{suffix}.weight") for projection in ("gate", "up", "down")
         )
         return SwiGLU(gate, up, down)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import torch
+
 from runtime.kernels.kernels import ExpertRows
-from runtime.kernels.operations import T
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
     from profiles.routing_recorder import RoutingRecorder
     from runtime.expert_cache import ExpertCache
     from runtime.kernels.kernels import Kernels
-    from runtime.kernels.operations import Operations
-    from runtime.kernels.rms_norm import RMSNorm
+    from runtime.kernels.operations import Operations, T
     from runtime.kernels.weight import Weight
     from runtime.router import Router
 
@@ -85,22 +85,41 @@ class MoE:
         if self.recorder is not None:
             self.recorder.on_select(self.layer, topk_ids.cpu().numpy(), topk_weights.cpu().numpy())
         if len(topk_ids) == 1:
-            slots = self.cache.fetch(self.layer, topk_ids[0].tolist())
-            return self.kernels.expert_ffn(x, slots, self.cache.bank(self.layer))[None]
+            return self._decode(x, topk_ids[0].tolist())[None]
         return self._prefill(x, topk_ids)
 
+    def _decode(self, x: Tensor, experts: list[int]) -> Tensor:
+        """One token's: [1, hidden] -> [top_k, hidden]; those that are resident first, the others as they are read."""
+        bank = self.cache.bank(self.layer)
+        fetch = self.cache.begin(self.layer, experts)
+        if not fetch.missing:
+            return self.kernels.expert_ffn(x, fetch.slots, bank)
+        outputs = x.new_empty(len(experts), x.shape[1])
+        for arrived in fetch.arrivals():
+            slots = [fetch.slots[position] for position in arrived]
+            outputs[arrived] = self.kernels.expert_ffn(x, slots, bank)
+        return outputs
+
     def _prefill(self, x: Tensor, topk_ids: Tensor) -> Tensor:
-        """Expert by expert, each fetched once, in waves of what fits."""
+        """Expert by expert, each fetched once, in waves of what fits: [n, hidden] -> [n, top_k, hidden]."""
         cache, bank, top_k = self.cache, self.cache.bank(self.layer), topk_ids.shape[1]
-        places = topk_ids.flatten().argsort(stable=True)  # in [n * top_k], expert by expert
-        needed, counts = topk_ids.unique(return_counts=True)
-        places_of = dict(zip(needed.tolist(), places.split(counts.tolist()), strict=True))
-        outputs = x.new_empty(len(places), x.shape[1])
-        for wave in needed.split(cache.capacity(self.layer)):
-            experts = wave.tolist()
-            work = [
-                ExpertRows(slot, places_of[expert] // top_k, places_of[expert])
-                for expert, slot in zip(experts, cache.fetch(self.layer, experts), strict=True)
-            ]
+        chosen = topk_ids.flatten()
+        counts = torch.bincount(chosen)
+        places = chosen.argsort(stable=True).tensor_split(
+            counts.cumsum(0)[:-1].cpu()
+        )  # of each expert, in [n * top_k]
+        # The busiest first, so that the threads that share the work end together.
+        needed = counts.argsort(descending=True, stable=True)[: int(counts.count_nonzero())].tolist()
+        capacity = cache.capacity(self.layer)
+        outputs = x.new_empty(len(chosen), x.shape[1])
+        for first in range(0, len(needed), capacity):
+            experts = needed[first : first + capacity]
+            fetch = cache.begin(self.layer, experts)
+            work = (
+                ExpertRows(fetch.slots[position], places[expert] // top_k, places[expert])
+                for arrived in fetch.arrivals()
+                for position in arrived
+                for expert in [experts[position]]
+            )
             self.kernels.expert_ffns(x, work, bank, outputs)
         return outputs.view(-1, top_k, x.shape[1])

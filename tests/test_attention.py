@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runtime.attention import attend
+from runtime.kernels.attend import attend_to
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 16
 
@@ -29,5 +29,5 @@ def test_attention_is_the_formula(past: int, n: int, window: int | None) -> None
     generator = torch.Generator().manual_seed(past * 10 + n)
     q = torch.randn(n, HEADS, HEAD_DIM, generator=generator)
     keys, values = torch.randn(2, KV_HEADS, past + n, HEAD_DIM, generator=generator).half()
-    attended = attend(q, keys, values, window)
+    attended = attend_to(q, keys, values.transpose(1, 2), window)
     torch.testing.assert_close(attended.double(), plain(q, keys, values, window), atol=1e-5, rtol=0)

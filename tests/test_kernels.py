@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import gguf
@@ -15,7 +16,7 @@ from lmpack.errors import UnsupportedError
 from lmpack.layer_entry import ExpertPart
 from runtime.expert_bank import ExpertBank
 from runtime.kernels.ggml_library import GGML_TYPE_IDS, load_ggml
-from runtime.kernels.kernels import load_kernels
+from runtime.kernels.kernels import ExpertRows, load_kernels
 from runtime.kernels.rms_norm import RMSNorm
 from runtime.kernels.weight import Weight
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from runtime.kernels.kernels import Kernels
+    from runtime.kernels.operations import Operations, T
+    from runtime.step import Step
 
 HIDDEN, INNER, NUM_SLOTS = 512, 256, 12
 
@@ -146,6 +149,59 @@ def bank_of(
     return ExpertBank(storage, stride, NUM_SLOTS, tuple(parts)), experts
 
 
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """A block: x, normalised or not, times a matrix."""
+
+    matrix: Weight
+    norm: RMSNorm | None = None
+
+    def __call__(self, ops: Operations[T], inputs: tuple[T, ...], step: Step | None) -> T:
+        (x,) = inputs
+        return ops.linear(x if self.norm is None else ops.norm(x, self.norm), self.matrix)
+
+
+@dataclass(frozen=True, eq=False)
+class Embed:
+    """A block: token ids -> rows."""
+
+    table: Weight
+
+    def __call__(self, ops: Operations[T], inputs: tuple[T, ...], step: Step | None) -> T:
+        return ops.embed(self.table, inputs[0])
+
+
+@dataclass(frozen=True, eq=False)
+class FeedForward:
+    """A block: a dense SwiGLU."""
+
+    gate: Weight
+    up: Weight
+    down: Weight
+
+    def __call__(self, ops: Operations[T], inputs: tuple[T, ...], step: Step | None) -> T:
+        (x,) = inputs
+        return ops.linear(ops.swiglu(ops.linear(x, self.gate), ops.linear(x, self.up)), self.down)
+
+
+def linear(kernels: Kernels, x: torch.Tensor, matrix: Weight, norm: RMSNorm | None = None) -> torch.Tensor:
+    return kernels.run(Linear(matrix, norm), x).clone()
+
+
+def experts_of(kernels: Kernels, x: torch.Tensor, slots: torch.Tensor, bank: ExpertBank) -> torch.Tensor:
+    """Each token through its own slots: [n, hidden] and [n, k] -> [n, k, hidden]."""
+    n, k = slots.shape
+    if n == 1:
+        return kernels.expert_ffn(x, slots[0].tolist(), bank).clone()[None]
+    outputs = x.new_empty(n * k, x.shape[1])
+    shares = []
+    for slot in sorted(set(slots.flatten().tolist())):
+        places = (slots.flatten() == slot).nonzero()[:, 0]
+        shares.append(ExpertRows(slot, places // k, places))
+    kernels.expert_ffns(x, shares, bank, outputs)
+    return outputs.view(n, k, -1)
+
+
 def random_slots(n: int, k: int) -> torch.Tensor:
     rng = np.random.default_rng(5)
     return torch.from_numpy(np.stack([rng.permutation(NUM_SLOTS)[:k] for _ in range(n)]).astype(np.int32))
@@ -156,20 +212,8 @@ class TestEveryKernel:
     def test_linear_equals_the_float64_product(self, kernels: Kernels, dtype: str, n: int) -> None:
         matrix = weight(dtype, 96, HIDDEN)
         x = inputs(n, HIDDEN)
-        (product,) = kernels.linear(x, (matrix,))
+        product = linear(kernels, x, matrix)
         assert error(product, x.double().numpy() @ exact(matrix).T) < tolerance(kernels, dtype)
-
-    def test_linear_over_several_matrices_equals_each_alone(self, kernels: Kernels) -> None:
-        matrices = (
-            weight("Q4_K", 64, HIDDEN),
-            weight("Q6_K", 32, HIDDEN, seed=2),
-            weight("F32", 7, HIDDEN, seed=3),
-        )
-        x = inputs(3, HIDDEN)
-        together = [product.clone() for product in kernels.linear(x, matrices)]
-        alone = [kernels.linear(x, (matrix,))[0].clone() for matrix in matrices]
-        assert [tuple(product.shape) for product in together] == [(3, 64), (3, 32), (3, 7)]
-        assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
 
     @pytest.mark.parametrize("n", [1, 7])
     def test_a_norm_comes_before_the_products(self, kernels: Kernels, n: int) -> None:
@@ -180,21 +224,22 @@ class TestEveryKernel:
             wide / (wide.square().mean(-1, keepdim=True) + 1e-3).sqrt() * norm.weight.double()
         ).numpy()
         matrix = weight("F32", 64, HIDDEN)
-        assert error(kernels.linear(x, (matrix,), norm)[0], normalised @ exact(matrix).T) < TORCH_TOLERANCE
-        gate, up = weight("F32", INNER, HIDDEN, seed=3), weight("F32", INNER, HIDDEN, seed=4)
-        down = weight("F32", HIDDEN, INNER, seed=5)
-        oracle = swiglu(normalised, exact(gate), exact(up), exact(down))
-        assert error(kernels.feed_forward(x, gate, up, down, norm), oracle) < TORCH_TOLERANCE
-        bank, experts = bank_of(dict.fromkeys(("gate", "up", "down"), "F32"), ("gate", "up", "down"))
-        slots = random_slots(n, 2)
-        outputs = kernels.expert_ffn(x, slots, bank, norm)
-        for token, rank in ((0, 0), (n - 1, 1)):
-            oracle = swiglu(normalised[token], *map(exact, experts[int(slots[token, rank])]))
-            assert error(outputs[token, rank], oracle) < TORCH_TOLERANCE
+        assert error(linear(kernels, x, matrix, norm), normalised @ exact(matrix).T) < TORCH_TOLERANCE
+
+    @pytest.mark.parametrize("n", [1, 9, 40])
+    def test_a_prepared_matrix_gives_the_float64_product_too(
+        self, kernels: Kernels, dtype: str, n: int
+    ) -> None:
+        matrix = weight(dtype, 1064, HIDDEN)  # more rows than are laid out at once, and a rest
+        prepared = kernels.prepare(Weight(matrix.storage.clone(), dtype, matrix.shape))
+        x = inputs(n, HIDDEN)
+        assert error(linear(kernels, x, prepared), x.double().numpy() @ exact(matrix).T) < tolerance(
+            kernels, dtype
+        )
 
     def test_embed_gives_the_rows_of_the_table(self, kernels: Kernels, dtype: str) -> None:
         table = weight(dtype, 50, HIDDEN)
-        rows = kernels.embed(table, torch.tensor([3, 49, 3, 0]))
+        rows = kernels.run(Embed(table), torch.tensor([3, 49, 3, 0], dtype=torch.int32))
         np.testing.assert_allclose(rows.numpy(), exact(table)[[3, 49, 3, 0]], rtol=1e-6, atol=1e-7)
 
     @pytest.mark.parametrize("n", [1, 9])
@@ -203,7 +248,7 @@ class TestEveryKernel:
         down = weight(dtype, HIDDEN, INNER, seed=3)
         x = inputs(n, HIDDEN)
         oracle = swiglu(x.double().numpy(), exact(gate), exact(up), exact(down))
-        assert error(kernels.feed_forward(x, gate, up, down), oracle) < 2 * tolerance(kernels, dtype)
+        assert error(kernels.run(FeedForward(gate, up, down), x), oracle) < 2 * tolerance(kernels, dtype)
 
     @pytest.mark.parametrize("n", [1, 5])
     def test_expert_ffn_equals_the_float64_swiglu_of_each_slot(
@@ -245,7 +290,7 @@ class TestEveryKernel:
                 for row, chosen in zip(x.double().numpy(), slots.tolist(), strict=True)
             ]
         )
-        assert error(kernels.expert_ffn(x, slots, bank), oracle) < 2 * tolerance(kernels, *dtypes)
+        assert error(experts_of(kernels, x, slots, bank), oracle) < 2 * tolerance(kernels, *dtypes)
 
     def test_an_expert_gives_a_token_the_same_bits_in_every_company(
         self, kernels: Kernels, dtype: str
@@ -255,19 +300,19 @@ class TestEveryKernel:
         bank, _ = bank_of(dtypes, ("gate", "up", "down"))
         moved, _ = bank_of(dtypes, ("gate", "up", "down"), slot_of)
         x, slots = inputs(64, HIDDEN), random_slots(64, 8)
-        together = kernels.expert_ffn(x, slots, bank).clone()
-        alone = [kernels.expert_ffn(x[t : t + 1], slots[t : t + 1], bank).clone() for t in range(16)]
+        together = experts_of(kernels, x, slots, bank).clone()
+        alone = [experts_of(kernels, x[t : t + 1], slots[t : t + 1], bank).clone() for t in range(16)]
         assert torch.equal(torch.cat(alone), together[:16])
         one_by_one = [
-            kernels.expert_ffn(x[:1], slots[:1, rank : rank + 1], bank).clone() for rank in range(8)
+            experts_of(kernels, x[:1], slots[:1, rank : rank + 1], bank).clone() for rank in range(8)
         ]
         assert torch.equal(torch.cat(one_by_one, 1), together[:1])
-        elsewhere = kernels.expert_ffn(x, torch.tensor(slot_of, dtype=torch.int32)[slots], moved)
+        elsewhere = experts_of(kernels, x, torch.tensor(slot_of, dtype=torch.int32)[slots], moved)
         assert torch.equal(elsewhere, together)
         waves = torch.empty_like(together)
         for wave in torch.tensor_split(torch.arange(NUM_SLOTS), 3):
             tokens, ranks = torch.isin(slots, wave).nonzero(as_tuple=True)
-            waves[tokens, ranks] = kernels.expert_ffn(x[tokens], slots[tokens, ranks, None], bank).squeeze(1)
+            waves[tokens, ranks] = experts_of(kernels, x[tokens], slots[tokens, ranks, None], bank).squeeze(1)
         assert torch.equal(waves, together)
 
     @pytest.mark.parametrize("order", [("gate", "up", "down"), ("gate", "down", "up")])
@@ -285,74 +330,57 @@ class TestEveryKernel:
             storage[place * few.stride : (place + 1) * few.stride] = content
         many = ExpertBank(storage, few.stride, num_slots, few.parts)
         x, slots = inputs(2, HIDDEN), random_slots(2, 10)
-        expected = kernels.expert_ffn(x, slots, few).clone()
-        assert torch.equal(kernels.expert_ffn(x, places[slots], many), expected)
-        assert torch.equal(kernels.expert_ffn(x[:1], places[slots[:1]], many), expected[:1])
+        expected = experts_of(kernels, x, slots, few).clone()
+        assert torch.equal(experts_of(kernels, x, places[slots], many), expected)
+        assert torch.equal(experts_of(kernels, x[:1], places[slots[:1]], many), expected[:1])
 
     def test_the_layout_of_the_parts_does_not_change_the_bits(self, kernels: Kernels) -> None:
         x, slots = inputs(3, HIDDEN), random_slots(3, 4)
         dtypes = dict.fromkeys(("gate", "up", "down"), "Q4_K")
         orders = (("gate", "up", "down"), ("up", "gate", "down"), ("gate", "down", "up"), ("gate_up", "down"))
-        results = [kernels.expert_ffn(x, slots, bank_of(dtypes, order)[0]).clone() for order in orders]
+        results = [experts_of(kernels, x, slots, bank_of(dtypes, order)[0]).clone() for order in orders]
         assert all(torch.equal(result, results[0]) for result in results)
 
     def test_repeated_calls_read_the_weights_of_each_call(self, kernels: Kernels) -> None:
         first, second = weight("Q8_0", 64, HIDDEN), weight("Q8_0", 64, HIDDEN, seed=2)
         x = inputs(1, HIDDEN)
-        (a,) = (product.clone() for product in kernels.linear(x, (first,)))
-        (b,) = (product.clone() for product in kernels.linear(x, (second,)))
-        (again,) = kernels.linear(x, (first,))
+        one, other = Linear(first), Linear(second)
+        a, b, again = (kernels.run(block, x).clone() for block in (one, other, one))
         assert torch.equal(a, again)
         assert not torch.equal(a, b)
 
     def test_larger_calls_in_between_do_not_disturb_smaller_ones(self, kernels: Kernels) -> None:
         gate, up, down = (weight("Q8_0", HIDDEN, HIDDEN, seed=seed) for seed in range(3))
         x = inputs(1, HIDDEN)
-        before = kernels.feed_forward(x, gate, up, down).clone()
+        block = FeedForward(gate, up, down)
+        before = kernels.run(block, x).clone()
         for n in (3, 100, 2):
-            many = kernels.feed_forward(x.expand(n, -1), gate, up, down)
+            many = kernels.run(block, x.repeat(n, 1))
             assert error(many, np.repeat(before.double().numpy(), n, 0)) < 1e-6
-        assert torch.equal(kernels.feed_forward(x, gate, up, down), before)
-
-    def test_input_may_be_a_strided_view(self, kernels: Kernels) -> None:
-        matrix = weight("Q8_0", 64, HIDDEN)
-        wide = inputs(4, 2 * HIDDEN)
-        (strided,) = (product.clone() for product in kernels.linear(wide[:, ::2], (matrix,)))
-        (packed,) = kernels.linear(wide[:, ::2].clone(), (matrix,))
-        assert torch.equal(strided, packed)
-
-    def test_no_tokens_give_empty_results(self, kernels: Kernels) -> None:
-        bank, _ = bank_of(dict.fromkeys(("gate", "up", "down"), "Q8_0"), ("gate", "up", "down"))
-        table = weight("Q8_0", 50, HIDDEN)
-        gate, up, down = weight("F16", 32, HIDDEN), weight("F16", 32, HIDDEN), weight("F16", HIDDEN, 32)
-        x = inputs(0, HIDDEN)
-        assert kernels.embed(table, torch.empty(0, dtype=torch.int64)).shape == (0, HIDDEN)
-        assert [tuple(product.shape) for product in kernels.linear(x, (table, gate))] == [(0, 50), (0, 32)]
-        assert kernels.expert_ffn(x, random_slots(1, 4)[:0], bank).shape == (0, 4, HIDDEN)
-        assert kernels.feed_forward(x, gate, up, down).shape == (0, HIDDEN)
+        assert torch.equal(kernels.run(block, x), before)
 
     @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 3e38])
     def test_a_poisoned_token_spoils_no_other(self, kernels: Kernels, dtype: str, poison: float) -> None:
         bank, _ = bank_of(dict.fromkeys(("gate", "up", "down"), dtype), ("gate", "up", "down"))
         x, slots = inputs(3, HIDDEN), random_slots(3, 4)
-        clean = kernels.expert_ffn(x, slots, bank).clone()
+        clean = experts_of(kernels, x, slots, bank).clone()
         x[1, ::7] = poison
-        poisoned = kernels.expert_ffn(x, slots, bank)
+        poisoned = experts_of(kernels, x, slots, bank)
         assert torch.equal(poisoned[[0, 2]], clean[[0, 2]])
-        kernels.linear(x[1:2], (weight(dtype, 8, HIDDEN),))
+        linear(kernels, x[1:2].clone(), weight(dtype, 8, HIDDEN))
 
     def test_a_part_that_no_kernel_uses_is_named(self, kernels: Kernels) -> None:
         bank, _ = bank_of(dict.fromkeys(("gate", "up", "down"), "F16"), ("gate", "up", "down"))
         bias = ExpertPart("down_bias", "F32", (HIDDEN,), 0, 4 * HIDDEN)
         biased = ExpertBank(bank.storage, bank.stride, bank.num_slots, (*bank.parts, bias))
         with pytest.raises(UnsupportedError, match="down_bias"):
-            kernels.expert_ffn(inputs(1, HIDDEN), random_slots(1, 2), biased)
+            experts_of(kernels, inputs(1, HIDDEN), random_slots(1, 2), biased)
 
     def test_a_missing_part_is_named(self, kernels: Kernels) -> None:
         bank, _ = bank_of(dict.fromkeys(("gate", "up", "down"), "F16"), ("gate", "up", "down"))
         gateless = ExpertBank(bank.storage, bank.stride, bank.num_slots, bank.parts[1:])
         with pytest.raises(UnsupportedError, match="without gate"):
-            kernels.expert_ffn(inputs(1, HIDDEN), random_slots(1, 2), gateless)
+            experts_of(kernels, inputs(1, HIDDEN), random_slots(1, 2), gateless)
 
     def test_a_transposed_part_is_refused_with_both_shapes(self, kernels: Kernels) -> None:
         bank, _ = bank_of(dict.fromkeys(("gate", "up", "down"), "F16"), ("gate", "up", "down"))
@@ -360,12 +388,12 @@ class TestEveryKernel:
         turned = ExpertPart(gate.role, gate.dtype, gate.shape[::-1], gate.offset, gate.nbytes)
         wrong = ExpertBank(bank.storage, bank.stride, bank.num_slots, (turned, *bank.parts[1:]))
         with pytest.raises(UnsupportedError, match=r"gate has shape \[512, 256\], expected \[256, 512\]"):
-            kernels.expert_ffn(inputs(1, HIDDEN), random_slots(1, 2), wrong)
+            experts_of(kernels, inputs(1, HIDDEN), random_slots(1, 2), wrong)
 
     def test_a_dtype_without_a_product_is_named(self, kernels: Kernels) -> None:
         nonsense = Weight(torch.zeros(64, dtype=torch.uint8), "F8_E4M3", (2, 32))
         with pytest.raises(UnsupportedError, match="F8_E4M3"):
-            kernels.linear(inputs(1, 32), (nonsense,))
+            linear(kernels, inputs(1, 32), nonsense)
 
 
 class TestGGMLKernels:
@@ -376,10 +404,8 @@ class TestGGMLKernels:
         results = []
         for num_threads in (1, 2, 3):
             kernels = load_kernels("ggml", num_threads=num_threads)
-            results.append(
-                (kernels.linear(x, (matrix,))[0].clone(), kernels.expert_ffn(x, slots, bank).clone())
-            )
+            results.append((linear(kernels, x, matrix), experts_of(kernels, x, slots, bank).clone()))
             kernels.close()
-        for linear, expert_ffn in results[1:]:
-            assert torch.equal(linear, results[0][0])
-            assert torch.equal(expert_ffn, results[0][1])
+        for product, outputs in results[1:]:
+            assert torch.equal(product, results[0][0])
+            assert torch.equal(outputs, results[0][1])

@@ -10,7 +10,7 @@ import torch
 
 from lmpack.errors import UsageError
 from runtime.kernels.kernels import load_kernels
-from tests.test_kernels import HIDDEN, inputs, weight
+from tests.test_kernels import HIDDEN, Linear, inputs, weight
 
 
 def test_auto_is_ggml_where_its_library_loads() -> None:
@@ -44,9 +44,10 @@ def test_two_ggml_kernels_in_two_threads_do_not_share_results() -> None:
 
     def work(number: int) -> None:
         kernels = load_kernels("ggml", num_threads=2)
-        (expected,) = (product.clone() for product in kernels.linear(x[number], (matrix,)))
+        block = Linear(matrix)
+        expected = kernels.run(block, x[number]).clone()
         for _ in range(50):
-            if not torch.equal(kernels.linear(x[number], (matrix,))[0], expected):
+            if not torch.equal(kernels.run(block, x[number]), expected):
                 wrong.append(number)
         kernels.close()
 

@@ -33,7 +33,9 @@ def attend_to(q: Tensor, keys: Tensor, values: Tensor, sliding_window: int | Non
         if sliding_window is not None and num_tokens > sliding_window:
             scores[..., : num_tokens - sliding_window] = -torch.inf
         return torch.matmul(scores.softmax(-1), values.float().transpose(1, 2)).reshape(1, -1)
-    whole = n == num_tokens and (sliding_window is None or n <= sliding_window)  # no need to look masked pairs up
+    whole = n == num_tokens and (
+        sliding_window is None or n <= sliding_window
+    )  # no need to look masked pairs up
     mixed = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None],
         keys.float()[None],

@@ -98,12 +98,12 @@ def _buffer_types(library: GGMLLibrary) -> list[int]:
 def _silenced(library: GGMLLibrary) -> Iterator[None]:
     """Keep ggml from writing anything but errors to the standard error."""
 
-    @ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
-    def log(level: int, text: bytes, _: None) -> None:
+    def log(level: int, text: bytes, _: object) -> None:
         if level == _ERROR:
             sys.stderr.write(text.decode(errors="replace"))
 
-    library.ggml_log_set(ctypes.cast(log, ctypes.c_void_p), None)
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(log)
+    library.ggml_log_set(ctypes.cast(callback, ctypes.c_void_p), None)
     try:
         yield
     finally:

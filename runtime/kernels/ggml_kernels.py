@@ -6,15 +6,13 @@ results differ from the torch reference by that rounding.
 
 from __future__ import annotations
 
-import functools
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import torch
 
 from lmpack.errors import UnsupportedError
 from runtime.kernels.expert_matrices import ExpertMatrices
+from runtime.kernels.ggml_experts import ExpertLanes, expert, swiglu
 from runtime.kernels.ggml_interleaving import Interleaving
 from runtime.kernels.ggml_library import load_ggml
 from runtime.kernels.ggml_operations import GGMLOperations
@@ -22,7 +20,7 @@ from runtime.kernels.ggml_program import Program, Programs
 from runtime.kernels.ggml_threadpool import Threadpool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     from torch import Tensor
 
@@ -54,11 +52,12 @@ class GGMLKernels:
         self._interleaving = Interleaving(self._library)
         self._blocks = Programs()
         self._experts = Programs()  # apart: they run inside of blocks
-        self._lanes = [_Lane(self._library) for _ in range(num_threads)]
-        self._lane_threads = ThreadPoolExecutor(num_threads)
+        self._lanes = ExpertLanes(self._library, num_threads)
 
     def run(self, block: Block, *inputs: Tensor, step: Step | None = None) -> Tensor:
-        torch.set_num_threads(1)  # what host functions do is small, and OpenMP's idle threads spin against ggml's
+        torch.set_num_threads(
+            1
+        )  # what host functions do is small, and OpenMP's idle threads spin against ggml's
         shapes = tuple(tensor.shape for tensor in inputs)
         key = (block, shapes, None if step is None else _step_key(step))
         program = self._blocks.get(key, lambda: self._recorded(block, inputs, step))
@@ -83,23 +82,14 @@ class GGMLKernels:
         experts = [storage + slot * bank.stride for slot in slots]
         return program.run(self._experts.scratch, (x.data_ptr(), *experts))
 
-    def expert_ffns(self, x: Tensor, work: Sequence[ExpertRows], bank: ExpertBank, outputs: Tensor) -> None:
-        experts = _checked_matrices(self._library, bank)
-        # Each expert is one lane's alone, so that nobody waits at a barrier; the largest come first, so that the lanes end
-        # together.
-        left = deque(sorted(work, key=lambda share: -len(share.rows)))
-        done = self._lane_threads.map(
-            lambda lane: lane.run(left, x, experts, bank, outputs), self._lanes[: len(work)]
-        )
-        for _ in done:
-            pass
+    def expert_ffns(self, x: Tensor, work: Iterable[ExpertRows], bank: ExpertBank, outputs: Tensor) -> None:
+        # Each expert is one lane's alone: no thread waits for another at a barrier.
+        self._lanes.run(work, x, _checked_matrices(self._library, bank), bank, outputs)
 
     def close(self) -> None:
-        self._lane_threads.shutdown()
-        for programs in (self._blocks, self._experts):
-            programs.close()
-        for lane in self._lanes:
-            lane.close()
+        self._lanes.close()
+        self._blocks.close()
+        self._experts.close()
         self._interleaving.close()
         self._team.close()
         self._alone.close()
@@ -131,7 +121,7 @@ class GGMLKernels:
             stack.nb[3] = bank.stride * bank.num_slots
             return program.operation("ggml_mul_mat_id", stack, rows, ids)
 
-        result = _swiglu(program, experts, product, x)
+        result = swiglu(program, experts, product, x)
         return program.finish([result], (k, experts.hidden_size), self._threads(k * _nbytes(experts)))
 
     def _apart(self, k: int, bank: ExpertBank) -> Program:
@@ -139,75 +129,12 @@ class GGMLKernels:
         experts = _checked_matrices(self._library, bank)
         program = Program(self._library)
         x = program.input(0, "F32", experts.hidden_size, 1)
-        results = [_expert(program, experts, 1 + number, x) for number in range(k)]
+        results = [expert(program, experts, 1 + number, x) for number in range(k)]
         return program.finish(results, (k, experts.hidden_size), self._threads(_nbytes(experts)))
 
     def _threads(self, nbytes: int) -> Threadpool:
         """Who computes a program whose largest product reads this many bytes, rows times weights."""
         return self._team if nbytes > _TEAM_NBYTES else self._alone
-
-
-class _Lane:
-    """One thread's way through the experts of a prefill."""
-
-    def __init__(self, library: GGMLLibrary) -> None:
-        self._library = library
-        self._alone = Threadpool(library, 1)
-        self._programs = Programs()
-
-    def run(
-        self, left: deque[ExpertRows], x: Tensor, experts: ExpertMatrices, bank: ExpertBank, outputs: Tensor
-    ) -> None:
-        """Take experts until there are none left."""
-        torch.set_num_threads(1)
-        with torch.inference_mode():
-            while True:
-                try:
-                    share = left.popleft()
-                except IndexError:
-                    return
-                rows = x[share.rows]
-                program = self._programs.get(
-                    (len(rows), experts), functools.partial(self._record, len(rows), experts)
-                )
-                expert = bank.storage.data_ptr() + share.slot * bank.stride
-                outputs[share.places] = program.run(self._programs.scratch, (rows.data_ptr(), expert))
-
-    def close(self) -> None:
-        self._programs.close()
-        self._alone.close()
-
-    def _record(self, n: int, experts: ExpertMatrices) -> Program:
-        program = Program(self._library)
-        result = _expert(program, experts, 1, program.input(0, "F32", experts.hidden_size, n))
-        return program.finish([result], (n, experts.hidden_size), self._alone)
-
-
-def _swiglu(
-    program: Program,
-    experts: ExpertMatrices,
-    product: Callable[[ExpertMatrix, TensorStruct], TensorStruct],
-    x: TensorStruct,
-) -> TensorStruct:
-    # Neighbours in the slot are one taller matrix: x is rounded once, and the threads meet less often.
-    if (joined := experts.gate.followed_by(experts.up)) is not None:
-        inner = program.operation("ggml_swiglu", product(joined, x))
-    elif (joined := experts.up.followed_by(experts.gate)) is not None:
-        inner = program.operation("ggml_swiglu_swapped", product(joined, x))
-    else:
-        inner = program.operation("ggml_swiglu_split", product(experts.gate, x), product(experts.up, x))
-    return product(experts.down, inner)
-
-
-def _expert(program: Program, experts: ExpertMatrices, number: int, x: TensorStruct) -> TensorStruct:
-    """x through the expert at the program's input of this number."""
-
-    def product(matrix: ExpertMatrix, rows: TensorStruct) -> TensorStruct:
-        out_features, in_features = matrix.shape
-        weight = program.input(number, matrix.dtype, in_features, out_features, offset=matrix.offset)
-        return program.operation("ggml_mul_mat", weight, rows)
-
-    return _swiglu(program, experts, product, x)
 
 
 def _checked_matrices(library: GGMLLibrary, bank: ExpertBank) -> ExpertMatrices:

@@ -134,6 +134,7 @@ _BASE_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_view_tensor": (_POINTER, (_POINTER, _POINTER)),
     "ggml_reshape_2d": (_POINTER, (_POINTER, _POINTER, _INT64, _INT64)),
     "ggml_reshape_3d": (_POINTER, (_POINTER, _POINTER, _INT64, _INT64, _INT64)),
+    "ggml_cont": (_POINTER, (_POINTER, _POINTER)),
     "ggml_cpy": (_POINTER, (_POINTER, _POINTER, _POINTER)),
     "ggml_soft_max": (_POINTER, (_POINTER, _POINTER)),
     "ggml_argsort": (_POINTER, (_POINTER, _POINTER, _INT)),

@@ -82,6 +82,7 @@ class GGMLOperations:
             return self._attend_alone(q, k, v, layer, step)
 
         def attend_with_all_threads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            assert self.program.step is not None
             torch.set_num_threads(self.num_threads)
             try:
                 return attend(q, k, v, layer, self.program.step)
@@ -130,13 +131,13 @@ class GGMLOperations:
         head_dim, num_heads, kv_heads = q.ne[0], q.ne[1], k.ne[1]
         size = step.kv.keys.element_size()
         dtype = _KV_DTYPES[str(step.kv.keys.dtype)]
-        layer_nbytes = kv_heads * head_dim * capacity * size
+        layer_nbytes: int = kv_heads * head_dim * capacity * size
 
         def keys_at(step: Step) -> int:
-            return int(step.kv.keys.data_ptr()) + layer * layer_nbytes
+            return step.kv.keys.data_ptr() + layer * layer_nbytes
 
         def values_at(step: Step) -> int:
-            return int(step.kv.values.data_ptr()) + layer * layer_nbytes
+            return step.kv.values.data_ptr() + layer * layer_nbytes
 
         new_key = program.bound(
             dtype, lambda step: keys_at(step) + step.start * head_dim * size, head_dim, kv_heads
@@ -155,9 +156,7 @@ class GGMLOperations:
             group = num_heads // kv_heads
             self._visible = program.bound("F32", lambda step: step.visible.data_ptr(), length, group)
 
-        program.operation(
-            "ggml_cpy", program.operation("ggml_reshape_2d", k, head_dim, kv_heads), new_key
-        )
+        program.operation("ggml_cpy", program.operation("ggml_reshape_2d", k, head_dim, kv_heads), new_key)
         program.operation(
             "ggml_cpy", program.operation("ggml_reshape_2d", v, 1, kv_heads * head_dim), new_value
         )

@@ -61,7 +61,7 @@ class Program:
         self._contexts: list[int] = []
         self._room = 0  # tensors that the last context still takes
         self._tensors: dict[int, TensorStruct] = {}  # by address
-        self._inputs: list[tuple[TensorStruct, int, int]] = []  # leaf, number of the input, offset in bytes
+        self._inputs: dict[int, tuple[int, int]] = {}  # leaf -> number of the input, offset in bytes
         self._bound: dict[int, Callable[[Step], int]] = {}  # leaf -> its address in a step
         self._steps: list[TensorStruct | _HostCall] = []
         self._segment: dict[int, int] = {}  # result -> how many host calls precede it
@@ -69,7 +69,8 @@ class Program:
         self._parts: list[Callable[[], None]] = []
         self._placed: list[tuple[TensorStruct, int]] = []  # offset in the scratch
         self._work: list[tuple[PlanStruct, int]] = []
-        self._moving: list[tuple[TensorStruct, Callable[[Step], int], int]] = []
+        self._given: list[tuple[TensorStruct, int, int]] = []  # in an input: its number, offset
+        self._moving: list[tuple[TensorStruct, Callable[[Step], int], int]] = []  # in a step's memory: offset
         self._result: tuple[int, tuple[int, ...]] = (0, ())  # offset and shape
         self._memory: Tensor | None = None
         self._views: dict[int, Tensor] = {}  # what host functions and callers see
@@ -79,7 +80,7 @@ class Program:
     def input(self, number: int, dtype: str, *ne: int, offset: int = 0) -> TensorStruct:
         """The caller's memory, `offset` bytes after the address that a run is given as this input."""
         leaf = self._leaf(dtype, ne)
-        self._inputs.append((leaf, number, offset))
+        self._inputs[ctypes.addressof(leaf)] = (number, offset)
         return leaf
 
     def memory(self, dtype: str, address: int, *ne: int) -> TensorStruct:
@@ -108,7 +109,12 @@ class Program:
     def host(
         self, function: Callable[..., Tensor], inputs: tuple[TensorStruct, ...], shape: tuple[int, ...]
     ) -> TensorStruct:
-        """What a function of torch tensors makes of these results, float32 in this shape (torch's)."""
+        """What a function of torch tensors makes of these, float32 in this shape (torch's)."""
+        outside = {*self._inputs, *self._bound}  # memory that no view of the scratch shows
+        inputs = tuple(
+            self.operation("ggml_cont", tensor) if self._root(tensor)[0] in outside else tensor
+            for tensor in inputs
+        )
         result = self._leaf("F32", shape[::-1])
         self._steps.append(_HostCall(function, inputs, result, shape))
         self._num_host_calls += 1
@@ -135,6 +141,9 @@ class Program:
             root, offset = self._root(tensor)
             if root in offsets:
                 self._placed.append((tensor, offsets[root] + offset))
+            elif root in self._inputs:
+                number, start = self._inputs[root]
+                self._given.append((tensor, number, start + offset))
             elif root in self._bound:
                 self._moving.append((tensor, self._bound[root], offset))
             elif tensor.data is None:
@@ -147,8 +156,8 @@ class Program:
         """Compute from the inputs at these addresses; a view of the scratch, good until its next use."""
         if self._memory is not scratch.memory:
             self._place(scratch)
-        for leaf, number, offset in self._inputs:
-            leaf.data = addresses[number] + offset
+        for tensor, number, offset in self._given:
+            tensor.data = addresses[number] + offset
         if step is not None:
             for tensor, address, offset in self._moving:
                 tensor.data = address(step) + offset
@@ -181,8 +190,7 @@ class Program:
         return tensor
 
     def _leaf(self, dtype: str, ne: tuple[int, ...]) -> TensorStruct:
-        leaf = self._new(f"ggml_new_tensor_{len(ne)}d", GGML_TYPE_IDS[dtype], *ne)
-        return leaf
+        return self._new(f"ggml_new_tensor_{len(ne)}d", GGML_TYPE_IDS[dtype], *ne)
 
     def _address_here(self, tensor: TensorStruct) -> int:
         """The tensor as an operation of the present graph may name it: by an alias, when an earlier graph made it."""

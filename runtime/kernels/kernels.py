@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from lmpack.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch import Tensor
 
@@ -62,10 +62,11 @@ class Kernels(Protocol):
         number and the other slots. May be called from a block's host function.
         """
 
-    def expert_ffns(self, x: Tensor, work: Sequence[ExpertRows], bank: ExpertBank, outputs: Tensor) -> None:
+    def expert_ffns(self, x: Tensor, work: Iterable[ExpertRows], bank: ExpertBank, outputs: Tensor) -> None:
         """Rows of many tokens through the same, into rows of `outputs`: x [n, hidden], outputs [m, hidden].
 
-        A token and an expert give the same bits whatever the rows beside it, and as expert_ffn.
+        Each share is computed as `work` yields it, by several threads at once, one at a time of which asks for the
+        next. A token and an expert give the same bits whatever the rows beside it, and as expert_ffn.
         """
 
     def close(self) -> None:

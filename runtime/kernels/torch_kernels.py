@@ -12,7 +12,7 @@ from runtime.kernels.expert_matrices import ExpertMatrices
 from runtime.kernels.weight import Weight
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor
 
@@ -43,7 +43,7 @@ class TorchKernels:
     def expert_ffn(self, x: Tensor, slots: Sequence[int], bank: ExpertBank) -> Tensor:
         return torch.cat([_expert(bank, slot)(x) for slot in slots])
 
-    def expert_ffns(self, x: Tensor, work: Sequence[ExpertRows], bank: ExpertBank, outputs: Tensor) -> None:
+    def expert_ffns(self, x: Tensor, work: Iterable[ExpertRows], bank: ExpertBank, outputs: Tensor) -> None:
         for share in work:
             outputs[share.places] = _expert(bank, share.slot)(x[share.rows])
 
