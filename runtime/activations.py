@@ -18,7 +18,8 @@ def activation_nbytes(manifest: Manifest, config: ModelConfig, context_length: i
     for entry in manifest.layers:
         pairs = config.num_experts_per_tok
         expert_rows = sum(part.shape[0] for part in entry.parts if len(part.shape) == 2)
-        width = max(width, pairs * (expert_rows + config.hidden_size))
+        # All pairs' outputs, and the inner rows of one expert that every token chose.
+        width = max(width, (pairs + 1) * config.hidden_size + expert_rows)
     for info in manifest.shared:
         if ".ffn_" in info.name and len(info.shape) == 2:
             width = max(width, 3 * info.shape[0])
