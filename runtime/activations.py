@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from runtime.kernels.attend import SCORES_NBYTES
+
 if TYPE_CHECKING:
     from lmpack.manifest import Manifest
     from runtime.model_config import ModelConfig
@@ -24,8 +26,7 @@ def activation_nbytes(manifest: Manifest, config: ModelConfig, context_length: i
         if ".ffn_" in info.name and len(info.shape) == 2:
             width = max(width, 3 * info.shape[0])
     heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
-    attention = chunk * 3 * heads + context_length * (
-        2 * config.num_key_value_heads * config.head_dim + chunk  # keys and values as floats, the mask
-    )
+    past = 2 * context_length * config.num_key_value_heads * config.head_dim  # keys and values as floats
     logits = 4 * config.vocab_size
-    return _LIVE_COPIES * _FLOAT_NBYTES * (chunk * width + attention + logits)
+    floats = _LIVE_COPIES * (chunk * (width + 3 * heads) + past + logits)
+    return _FLOAT_NBYTES * floats + 4 * SCORES_NBYTES

@@ -1,20 +1,22 @@
-"""Scaled dot-product attention in float32 by torch: the reference, and the faster way for many queries at once."""
+"""Scaled dot-product attention by torch: the reference, and the faster way for many queries at once."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from runtime.step import Step
 
+SCORES_NBYTES = 8 << 20
+"""Queries are taken in blocks whose scores fill no more than this; four copies of them are alive at once."""
+
 
 def attend(q: Tensor, k: Tensor, v: Tensor, layer: int, step: Step) -> Tensor:
-    """Append to the step's KV cache and attend, in float32 by torch: see Operations.attend."""
+    """Append to the step's KV cache and attend: see Operations.attend."""
     keys, values = step.kv.append(layer, k, v)
     return attend_to(q, keys, values, step.sliding_window)
 
@@ -23,33 +25,39 @@ def attend_to(q: Tensor, keys: Tensor, values: Tensor, sliding_window: int | Non
     """Causal attention of the last n positions over all of them.
 
     q float32 [n, heads, head_dim]; keys [kv_heads, tokens, head_dim] and values [kv_heads, head_dim, tokens] in the
-    cache's dtype, the last n of them the queries' own -> float32 [n, heads * head_dim].
+    cache's dtype, the last n of them the queries' own -> float32 [n, heads * head_dim]. As in ggml, what is multiplied
+    with the cache is rounded to its dtype, and sums are float32.
     """
     n, num_heads, head_dim = q.shape
     kv_heads, num_tokens, _ = keys.shape
-    if n == 1:
-        grouped = q.view(kv_heads, num_heads // kv_heads, head_dim)
-        scores = torch.matmul(grouped * head_dim**-0.5, keys.float().transpose(1, 2))
-        if sliding_window is not None and num_tokens > sliding_window:
-            scores[..., : num_tokens - sliding_window] = -torch.inf
-        return torch.matmul(scores.softmax(-1), values.float().transpose(1, 2)).reshape(1, -1)
-    whole = n == num_tokens and (
-        sliding_window is None or n <= sliding_window
-    )  # no need to look masked pairs up
-    mixed = F.scaled_dot_product_attention(
-        q.transpose(0, 1)[None],
-        keys.float()[None],
-        values.float().transpose(1, 2)[None],
-        attn_mask=None if whole else _causal_mask(n, num_tokens, sliding_window, q.device),
-        is_causal=whole,
-        enable_gqa=True,
-    )
-    return mixed[0].transpose(0, 1).reshape(n, -1)
+    dtype = keys.dtype
+    keys, values = keys.float().transpose(1, 2), values.float().transpose(1, 2)
+    grouped = (
+        q.to(dtype).float().view(n, kv_heads, -1, head_dim).permute(1, 2, 0, 3)
+    )  # [kv_heads, group, n, head_dim]
+    mixed = q.new_empty(n, kv_heads, num_heads // kv_heads, head_dim)
+    rows = max(1, SCORES_NBYTES // (4 * num_heads * num_tokens))
+    for first in range(0, n, rows):
+        block = grouped[:, :, first : first + rows]
+        position = num_tokens - n + first  # of the block's first query
+        stop = position + block.shape[2]
+        start = 0 if sliding_window is None else max(0, position - sliding_window + 1)
+        flat = block.reshape(kv_heads, -1, head_dim)
+        scores = torch.matmul(flat, keys[:, :, start:stop]).mul_(head_dim**-0.5)
+        scores = scores.view(*block.shape[:3], stop - start).add_(
+            _unseen(position, start, stop, sliding_window, q.device)
+        )
+        weights = scores.softmax(-1).to(dtype).float().view(kv_heads, -1, stop - start)
+        outputs = torch.matmul(weights, values[:, start:stop]).view(block.shape)
+        mixed[first : first + rows] = outputs.permute(2, 0, 1, 3)
+    return mixed.view(n, -1)
 
 
-def _causal_mask(n: int, num_tokens: int, sliding_window: int | None, device: torch.device) -> Tensor:
-    """True where query i (at position num_tokens - n + i) may look: [n, num_tokens]."""
-    mask = torch.ones(n, num_tokens, dtype=torch.bool, device=device).tril(num_tokens - n)
+def _unseen(position: int, start: int, stop: int, sliding_window: int | None, device: torch.device) -> Tensor:
+    """-inf where the query of a row, `position` and on, may not look at the token of a column, `start` to `stop`; else 0."""
+    queries = torch.arange(position, stop, device=device)[:, None]
+    tokens = torch.arange(start, stop, device=device)
+    unseen = tokens > queries
     if sliding_window is not None:
-        mask = mask.triu(num_tokens - n - sliding_window + 1)
-    return mask
+        unseen |= tokens <= queries - sliding_window
+    return torch.zeros(unseen.shape, device=device).masked_fill_(unseen, -torch.inf)
