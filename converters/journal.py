@@ -8,6 +8,7 @@ there. A crash may lose or tear lines: what is not in here is read from the sour
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 _HEADER = "lmpack journal 1, layout "
 _LINE = re.compile(r"file (\d{1,9}) (\S+)|batch (\d{1,9}) (\d{1,18}) (\d{1,18}) ([0-9a-f]{64})", re.ASCII)
+
+_CANNOT_LOCK = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
+"""A file system that has no locks is as good as one on which nobody else converts to the same name."""
 
 Batches = dict[tuple[int, int], str]  # (offset, nbytes) in a source file -> SHA-256 of the file up to there
 
@@ -39,11 +43,8 @@ class Journal:
         with storage_errors(path):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._lock()
                 self._read(layout_id)
-            except BlockingIOError:
-                os.close(self._descriptor)
-                raise UsageError(f"{path.parent}: another conversion is writing it; wait for it") from None
             except BaseException:
                 os.close(self._descriptor)
                 raise
@@ -69,6 +70,15 @@ class Journal:
     def note(self, number: int, offset: int, nbytes: int, sha256: str) -> None:
         """Note that these bytes of a source file are in the pack."""
         self._append(f"batch {number} {offset} {nbytes} {sha256}\n")
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"{self._path.parent}: another conversion is writing it; wait for it") from None
+        except OSError as error:
+            if error.errno not in _CANNOT_LOCK:
+                raise
 
     def _append(self, line: str) -> None:
         with storage_errors(self._path):

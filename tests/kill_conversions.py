@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -27,6 +28,8 @@ from tests.round_trip import files_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from converters.conversion import ConversionReport
 
 BATCH_NBYTES = 1000
 OPERATIONS = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate"}
@@ -53,14 +56,20 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--batch-nbytes", type=int, default=BATCH_NBYTES)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--compression-level", type=int)
     arguments = parser.parse_args()
     setattr(conversion, "BUFFER_NBYTES", arguments.batch_nbytes)  # noqa: B010 (it is not ours to export)
     arguments.work.mkdir()
-    print(json.dumps(run(arguments.source, arguments.work, arguments.kills, random.Random(arguments.seed))))
+    convert_to = partial(convert, compression_level=arguments.compression_level)
+    rng = random.Random(arguments.seed)
+    print(json.dumps(run(arguments.source, arguments.work, arguments.kills, rng, convert_to)))
 
 
-def run(src: Path, work: Path, kills: int, rng: random.Random) -> dict[str, object]:
+def run(
+    src: Path, work: Path, kills: int, rng: random.Random, convert_to: Callable[..., ConversionReport]
+) -> dict[str, object]:
     """Return what interrupted conversions came to, next to one that was not."""
+    converted = partial(converted_in_a_child, convert_to)
     whole, dst = work / "whole.lmpack", work / "killed.lmpack"
     first = converted(src, whole)
     assert first is not None
@@ -127,14 +136,19 @@ def after_operations(number: int) -> None:
     sys.addaudithook(count_operation)
 
 
-def converted(
-    src: Path, dst: Path, *, resume: bool = False, kill: Callable[[], None] | None = None
+def converted_in_a_child(
+    convert_to: Callable[..., ConversionReport],
+    src: Path,
+    dst: Path,
+    *,
+    resume: bool = False,
+    kill: Callable[[], None] | None = None,
 ) -> Outcome | None:
     """Convert in a new process; None when it was killed."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        convert_and_exit(src, dst, resume, kill, writer)
+        convert_and_exit(partial(convert_to, src, dst, resume=resume), kill, writer)
     os.close(writer)
     with open(reader, "rb") as answer:
         raw = answer.read()
@@ -147,7 +161,7 @@ def converted(
 
 
 def convert_and_exit(
-    src: Path, dst: Path, resume: bool, kill: Callable[[], None] | None, answer: int
+    convert_it: Callable[[], ConversionReport], kill: Callable[[], None] | None, answer: int
 ) -> NoReturn:
     """Convert and report what it came to."""
     code = 1
@@ -158,7 +172,7 @@ def convert_and_exit(
         else:
             kill()
         started, before = time.perf_counter(), io_nbytes()
-        report = convert(src, dst, resume=resume)
+        report = convert_it()
         read_nbytes, written_nbytes = (
             after - first for after, first in zip(io_nbytes(), before, strict=True)
         )

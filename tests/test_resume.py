@@ -73,16 +73,21 @@ def wanted(src: Path, tmp_path: Path) -> dict[str, bytes]:
     return files_below(tmp_path / "wanted.lmpack")
 
 
-def test_killed_anywhere_it_goes_on_to_the_same_pack_and_repeats_nothing(src: Path, tmp_path: Path) -> None:
+def killed(src: Path, work: Path, *options: str) -> Any:
+    """Return what tests/kill_conversions.py prints."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kill_conversions", src, tmp_path / "work", "--kills", "50"],
+        [sys.executable, "-m", "tests.kill_conversions", src, work, *options],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def test_killed_anywhere_it_goes_on_to_the_same_pack_and_repeats_nothing(src: Path, tmp_path: Path) -> None:
+    result = killed(src, tmp_path / "work", "--kills", "50")
     assert result["kills"] == 50
     assert len(result["pack_ids"]) == 1
     assert result["different_packs"] == 0
@@ -93,6 +98,13 @@ def test_killed_anywhere_it_goes_on_to_the_same_pack_and_repeats_nothing(src: Pa
     assert result["most_read_nbytes"] <= result["whole"]["read_nbytes"] + result["pack_nbytes"] // 2
     # what was taken over is not written again, but for padding
     assert result["most_written_or_resumed_nbytes"] <= result["whole"]["written_nbytes"] + 50_000
+
+
+def test_killed_while_it_compresses_it_goes_on_to_the_same_pack(src: Path, tmp_path: Path) -> None:
+    result = killed(src, tmp_path / "work", "--kills", "20", "--compression-level", "1")
+    assert result["kills"] == 20
+    assert len(result["pack_ids"]) == 1
+    assert result["different_packs"] == 0
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -217,6 +229,47 @@ def test_a_source_that_changed_and_hides_it_is_an_error(src: Path, tmp_path: Pat
     ):
         convert(src, dst, files=Hiding(), resume=True)
     assert not dst.exists()
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("change", ["size", "times", "hash", "replaced", "gone"])
+def test_a_source_that_changes_meanwhile_is_an_error_and_is_read_again(
+    src: Path, tmp_path: Path, change: str
+) -> None:
+    dst, file = tmp_path / "m.lmpack", min(src.iterdir())
+    before = file.stat()
+    aside = tmp_path / "aside"
+
+    def spoil(_: int) -> None:
+        if aside.exists():
+            return
+        shutil.copy2(file, aside)
+        if change == "size":
+            os.truncate(file, before.st_size - 1)
+        elif change == "times":
+            os.utime(file, ns=(1, 1))
+        elif change == "hash":
+            flip(file, before.st_size - 1)
+            os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        elif change == "replaced":
+            shutil.copy2(file, tmp_path / "other")
+            (tmp_path / "other").rename(file)
+        else:
+            file.unlink()
+
+    with pytest.raises(
+        CheckpointError, match=rf"{file.name}: .*(changed while|is no longer there|ends at byte)"
+    ):
+        convert(src, dst, progress=spoil)
+    assert not dst.exists()
+    if not file.exists():
+        shutil.copy2(aside, file)
+    if change == "size":
+        with file.open("ab") as opened:
+            opened.write(b"!")
+    report = convert(src, dst, resume=True)
+    assert report.pack_id == convert(src, tmp_path / "new.lmpack").pack_id
+    assert files_below(dst) == files_below(tmp_path / "new.lmpack")
 
 
 @pytest.mark.usefixtures("small_batches")

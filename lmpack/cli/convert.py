@@ -65,16 +65,20 @@ def command(
     compression_level = parse_compression(compress) if compress is not None else None
     checkpoint = open_checkpoint(Path(src))
     total = sum(file.nbytes for file in checkpoint.files) * (1 if compress is None else 2)
-    with progress_bar(total, description="convert") as progress:
-        report = convert(
-            checkpoint,
-            dst,
-            page_size=parse_byte_size(page_size),
-            jobs=jobs,
-            resume=resume,
-            compression_level=compression_level,
-            progress=progress,
-        )
+    try:
+        with progress_bar(total, description="convert") as progress:
+            report = convert(
+                checkpoint,
+                dst,
+                page_size=parse_byte_size(page_size),
+                jobs=jobs,
+                resume=resume,
+                compression_level=compression_level,
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        click.echo("interrupted; the same command with --resume goes on from here", err=True)
+        raise
     if as_json:
         print_json({**_document(src, report), "missing": list(checkpoint.missing)})
         return
