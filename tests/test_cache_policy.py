@@ -316,12 +316,12 @@ def walk(policy: CachePolicy, token: list[ExpertKey], num_slots: int) -> int:
 
 
 def test_leavers_do_not_pile_up_in_a_priority_order() -> None:
-    order: PriorityOrder[int] = PriorityOrder()
-    order.put(A, 0)  # stays the lowest, so that nobody else is ever at the top
-    for number in range(10_000):
-        order.put(B, number + 1)
+    order = PriorityOrder({A: 0, B: 1})
+    order.add(A)  # stays the lowest, so that nobody else is ever at the top
+    for _ in range(10_000):
+        order.add(B)
         order.remove(B)
-    assert len(order) == 1
+    assert order.residents == {A}
     assert len(order._heap) < 100
 
 

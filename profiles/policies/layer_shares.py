@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Container
 
     from lmpack.expert_key import ExpertKey
-    from profiles.cache_policy import CachePolicy, MakePolicy
+    from profiles.cache_policy import MakePolicy
 
 
 class LayerShares:
@@ -23,12 +23,13 @@ class LayerShares:
 
     def __init__(self, pool: SlotPool, make_policy: MakePolicy) -> None:
         share = max(1, round(pool.num_slots / len(pool.layers)))
-        self._policies = {layer: make_policy(SlotPool(share, (layer,))) for layer in pool.layers}
+        self._in_order = [make_policy(SlotPool(share, (layer,))) for layer in pool.layers]
+        self._policies = dict(zip(pool.layers, self._in_order, strict=True))
         self._places = {layer: place for place, layer in enumerate(pool.layers)}
-        self.name = f"layer+{next(iter(self._policies.values())).name}"
+        self.name = f"layer+{self._in_order[0].name}"
 
     def __len__(self) -> int:
-        return sum(len(policy) for policy in self._policies.values())
+        return sum(map(len, self._in_order))
 
     def touch(self, key: ExpertKey) -> None:
         """Tell the layer's policy."""
@@ -36,16 +37,14 @@ class LayerShares:
 
     def victim(self, newcomer: ExpertKey, protected: Container[ExpertKey]) -> ExpertKey:
         """Ask the layer that has most, the newcomer counted, then the others."""
-        here, num_layers = self._places[newcomer.layer], len(self._places)
-
-        def surplus(policy_of_layer: tuple[int, CachePolicy]) -> tuple[int, int]:
-            layer, policy = policy_of_layer
-            num_residents = len(policy) + (layer == newcomer.layer)
-            return num_residents, (self._places[layer] - here - 1) % num_layers
-
-        for _, policy in sorted(self._policies.items(), key=surplus, reverse=True):
+        here = self._places[newcomer.layer]
+        # back from the newcomer's layer; sorting keeps that order among equals
+        backwards = [self._in_order[here - steps] for steps in range(len(self._in_order))]
+        counts = list(map(len, backwards))
+        counts[0] += 1
+        for steps in sorted(range(len(counts)), key=counts.__getitem__, reverse=True):
             try:
-                return policy.victim(newcomer, protected)
+                return backwards[steps].victim(newcomer, protected)
             except LookupError:
                 continue
         raise LookupError(f"all {len(self)} resident experts are protected")

@@ -20,18 +20,22 @@ class LFU:
     name = "lfu"
 
     def __init__(self) -> None:
-        self._order: PriorityOrder[int] = PriorityOrder()
-        self._counts: dict[ExpertKey, int] = {}
+        self._priorities: dict[ExpertKey, int] = {}  # uses x _ONE_USE + when the last one was
+        self._order = PriorityOrder(self._priorities)
         self._now = 0
 
     def __len__(self) -> int:
-        return len(self._counts)
+        return len(self._priorities)
 
     def touch(self, key: ExpertKey) -> None:
         """Count the use."""
         self._now += 1
-        self._counts[key] = count = self._counts.get(key, 0) + 1
-        self._order.put(key, count * _ONE_USE + self._now)
+        priority = self._priorities.get(key)
+        if priority is None:
+            self._priorities[key] = _ONE_USE + self._now
+            self._order.add(key)
+        else:
+            self._priorities[key] = (priority // _ONE_USE + 1) * _ONE_USE + self._now
 
     def victim(self, newcomer: ExpertKey, protected: Container[ExpertKey]) -> ExpertKey:
         """Name the one of the fewest uses."""
@@ -39,5 +43,5 @@ class LFU:
 
     def forget(self, key: ExpertKey) -> None:
         """Drop the expert and its count."""
-        del self._counts[key]
         self._order.remove(key)
+        del self._priorities[key]

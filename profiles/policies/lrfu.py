@@ -25,21 +25,23 @@ class LRFU:
 
     def __init__(self, half_life: float) -> None:
         """`half_life` in touches."""
-        self._order: PriorityOrder[float] = PriorityOrder()
         # log2 of the count + now: what it will be after any decay differs by the same for all, so order is kept
         self._scores: dict[ExpertKey, float] = {}
+        self._order = PriorityOrder(self._scores)
+        self._residents = self._order.residents
         self._now = 0.0  # half-lives since the start
         self._step = 1 / half_life
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._residents)
 
     def touch(self, key: ExpertKey) -> None:
         """Add one to the decayed count."""
         self._now = now = self._now + self._step
         score = self._scores.get(key)
-        self._scores[key] = score = now if score is None else now + log2(1 + 2 ** (score - now))
-        self._order.put(key, score)
+        self._scores[key] = now if score is None else now + log2(1 + 2 ** (score - now))
+        if key not in self._residents:
+            self._order.add(key)
 
     def victim(self, newcomer: ExpertKey, protected: Container[ExpertKey]) -> ExpertKey:
         """Name the one of the lowest count."""

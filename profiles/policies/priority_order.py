@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Mapping
 
     from lmpack.expert_key import ExpertKey
 
@@ -14,23 +14,18 @@ Priority = TypeVar("Priority", int, float)
 
 
 class PriorityOrder(Generic[Priority]):
-    """A heap that learns of a risen priority only when its old place comes up: raising one is a dict's store."""
+    """A heap that learns of a risen priority only when its old place comes up: raising one costs it nothing."""
 
-    def __init__(self) -> None:
-        self._priorities: dict[ExpertKey, Priority] = {}
+    def __init__(self, priorities: Mapping[ExpertKey, Priority]) -> None:
+        """`priorities` are the owner's, who may raise a resident's at any time and lower it before add() alone."""
+        self.residents: set[ExpertKey] = set()
+        self._priorities = priorities
         self._heap: list[tuple[Priority, ExpertKey]] = []  # places at or below today's; leavers' may linger
 
-    def __len__(self) -> int:
-        return len(self._priorities)
-
-    def __contains__(self, key: ExpertKey) -> bool:
-        return key in self._priorities
-
-    def put(self, key: ExpertKey, priority: Priority) -> None:
-        """Raise a resident's priority, or take in a newcomer."""
-        if key not in self._priorities:
-            heappush(self._heap, (priority, key))
-        self._priorities[key] = priority
+    def add(self, key: ExpertKey) -> None:
+        """Take in a newcomer, whose priority is known."""
+        self.residents.add(key)
+        heappush(self._heap, (self._priorities[key], key))
 
     def lowest(self, protected: Container[ExpertKey]) -> ExpertKey:
         """The unprotected resident of the lowest priority; LookupError when all are protected."""
@@ -38,11 +33,10 @@ class PriorityOrder(Generic[Priority]):
         try:
             while heap:
                 priority, key = heap[0]
-                current = self._priorities.get(key)
-                if current is None:
+                if key not in self.residents:
                     heappop(heap)
-                elif current != priority:
-                    heapreplace(heap, (current, key))
+                elif self._priorities[key] != priority:
+                    heapreplace(heap, (self._priorities[key], key))
                 elif key in protected:
                     spared.append(heappop(heap))
                 else:
@@ -50,13 +44,13 @@ class PriorityOrder(Generic[Priority]):
         finally:
             for entry in spared:
                 heappush(heap, entry)
-        raise LookupError(f"all {len(self)} resident experts are protected")
+        raise LookupError(f"all {len(self.residents)} resident experts are protected")
 
     def remove(self, key: ExpertKey) -> None:
         """Let a resident go; KeyError for a stranger."""
-        del self._priorities[key]
+        self.residents.remove(key)
         if self._heap[0][1] == key:
             heappop(self._heap)
-        elif len(self._heap) > 2 * len(self._priorities) + 64:
-            self._heap = [(priority, key) for key, priority in self._priorities.items()]
+        elif len(self._heap) > 2 * len(self.residents) + 64:
+            self._heap = [(self._priorities[key], key) for key in self.residents]
             heapify(self._heap)
