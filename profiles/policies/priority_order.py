@@ -19,7 +19,7 @@ class PriorityOrder(Generic[Priority]):
     def __init__(self, priorities: Mapping[ExpertKey, Priority]) -> None:
         """`priorities` are the owner's, who may raise a resident's at any time and lower it before add() alone."""
         self.residents: set[ExpertKey] = set()
-        self._priorities = priorities
+        self._priorities: Mapping[ExpertKey, Priority] = priorities
         self._heap: list[tuple[Priority, ExpertKey]] = []  # places at or below today's; leavers' may linger
 
     def add(self, key: ExpertKey) -> None:
