@@ -67,6 +67,7 @@ class HubCache:
         with path.open("rb") as opened:
             while chunk := opened.read(1 << 20):
                 digest.update(chunk)
+                self.repo.client.check_stopped(file.path)
         if digest.hexdigest() != file.expected_digest:
             raise HubError(
                 f"{path}: damaged, its hash is not the hub's {file.expected_digest[:12]}…; delete it"

@@ -119,7 +119,7 @@ class HubClient:
                     self._has_answered = True
                     _check_range(response, position, where)
                     for chunk in response.iter_raw():
-                        self._check_stopped(where)
+                        self.check_stopped(where)
                         taken = chunk[: end - position]
                         position += len(taken)
                         failures = 0
@@ -136,14 +136,14 @@ class HubClient:
 
     def _pause(self, error: httpx2.HTTPError | OfflineModeIsEnabled, failures: int, where: str) -> None:
         """Wait before the next try, or raise HubError when another would not help."""
-        self._check_stopped(where)
+        self.check_stopped(where)
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
         may_pass = status in _PASSING or isinstance(error, httpx2.TransportError)
         is_offline = isinstance(error, httpx2.ConnectError) and not self._has_answered
         if not may_pass or is_offline or failures >= MAX_FAILURES:
             raise HubError(self.hide_token(f"{where}: {self._explain(error)}")) from error
         self._wait(_wait_s(error, failures))
-        self._check_stopped(where)
+        self.check_stopped(where)
 
     @contextmanager
     def _running(self, response: httpx2.Response) -> Iterator[None]:
@@ -155,7 +155,8 @@ class HubClient:
         finally:
             self._sockets.discard(connection)
 
-    def _check_stopped(self, where: str) -> None:
+    def check_stopped(self, where: str) -> None:
+        """Raise HubError when stop() was called: for threads that are busy with something else than the hub."""
         if self._stopped.is_set():
             raise HubError(f"{where}: interrupted")
 
@@ -186,7 +187,7 @@ class HubClient:
         if status == 404 and self._has_answered:
             return "is no longer there (404); run it again"
         if status in (401, 404):
-            private = "your token may not see it" if self.token else login
+            private = "your token may not see it, or is not valid" if self.token else login
             return f"no such repository on {self.endpoint}; if it is private: {private}"
         if status == 403:
             return f"{self.endpoint} forbids it ({said or 'no reason given'}); use a token that may do this"

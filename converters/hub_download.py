@@ -75,6 +75,7 @@ def _continue(repo: HubRepo, file: HubFile, incomplete: Path, progress: Callable
         opened.seek(0)
         while chunk := opened.read(1 << 20):
             digest.update(chunk)
+            repo.client.check_stopped(file.path)
         for chunk in repo.stream(file, opened.tell()):
             opened.write(chunk)
             digest.update(chunk)
