@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from typing import TYPE_CHECKING
 
 import torch
 
+from lmpack.drive import storage_errors
 from lmpack.errors import PackError, StorageError, UnsupportedError
 from lmpack.manifest import SHARED_FILE
 from runtime.kernels.weight import Weight
@@ -33,7 +35,9 @@ def dense_nbytes(manifest: Manifest) -> int:
 class DenseWeights:
     """Reads tensors by canonical name, anew at each call, into memory that no expert read can evict."""
 
-    def __init__(self, pack: Pack, device: torch.device) -> None:
+    def __init__(self, pack: Pack, device: torch.device, *, verify: bool = False) -> None:
+        """With `verify`, what is read is compared with the manifest."""
+        self._verify = verify
         self.pack = pack
         self.device = device
 
@@ -68,13 +72,23 @@ class DenseWeights:
         return self.pack.manifest.tensor(name)
 
     def _read(self, info: TensorInfo) -> torch.Tensor:
+        """The tensor's bytes, compared with the manifest where that was asked for."""
+        storage = self._read_bytes(info)
+        if self._verify and hashlib.sha256(storage.numpy().data).hexdigest() != info.sha256:
+            raise StorageError(
+                f"{self.pack.path / SHARED_FILE}: {info.name} is not what the manifest says; "
+                f"run: lmpack validate {self.pack.path}"
+            )
+        return storage
+
+    def _read_bytes(self, info: TensorInfo) -> torch.Tensor:
         """The tensor's bytes, past the page cache where the system lets us drop them again."""
         if info.stored is not None:
             return torch.from_numpy(self.pack.read_tensor(info.name))
         storage = torch.empty(info.nbytes, dtype=torch.uint8)
         target = storage.numpy().data
         path = self.pack.path / SHARED_FILE
-        with path.open("rb", buffering=0) as file:
+        with storage_errors(path), path.open("rb", buffering=0) as file:
             file.seek(info.offset)
             done = 0
             while done < info.nbytes:

@@ -121,6 +121,7 @@ class Engine:
         kv_dtype: str = "f16",
         policy: str = DEFAULT_POLICY.name,
         warm: str | Path | None = None,
+        verify_reads: bool = False,
         recorder: RoutingRecorder | None = None,
     ) -> Engine:
         """Open a pack for generation.
@@ -128,7 +129,8 @@ class Engine:
         `ram` is a hard limit in bytes on all the process keeps (None: what is free now, less headroom);
         `context_length` in tokens (None: the model's, at most DEFAULT_CONTEXT). `policy` decides which expert goes
         for another (PolicyChoice). `warm` is a routing profile whose most used experts are read in at once, or
-        "last": those of the last session, and close() keeps this one's. Raises PackError, UnsupportedError for
+        "last": those of the last session, and close() keeps this one's. `verify_reads` compares everything with the
+        manifest's checksums when it is first read; otherwise bytes are trusted. Raises PackError, UnsupportedError for
         architectures that cannot run, BudgetError naming the smallest budget, ProfileError.
         """
         choice = PolicyChoice.parse(policy)
@@ -154,11 +156,11 @@ class Engine:
             top_k=config.num_experts_per_tok,
         )
         io_choice = choose_io(io, pack, budget)
-        weights = DenseWeights(pack, torch_device)
+        weights = DenseWeights(pack, torch_device, verify=verify_reads)
         with ExitStack() as undo:
             loaded_kernels = load_kernels(kernels, num_threads=num_threads)
             undo.callback(loaded_kernels.close)
-            store = open_store(io_choice.store, pack, budget)
+            store = open_store(io_choice.store, pack, budget, verify=verify_reads)
             undo.callback(store.close)
             cache = ExpertCache(
                 store,

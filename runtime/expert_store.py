@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from lmpack.errors import UsageError
+from runtime.verified_store import VerifiedStore
 
 if TYPE_CHECKING:
     from lmpack.expert_key import ExpertKey
@@ -45,8 +46,13 @@ class ExpertStore(Protocol):
         """Give all memory back, when nobody is reading any more; a second time does nothing."""
 
 
-def open_store(name: str, pack: Pack, budget: MemoryBudget) -> ExpertStore:
-    """The store called "mmap" or "direct"."""
+def open_store(name: str, pack: Pack, budget: MemoryBudget, *, verify: bool = False) -> ExpertStore:
+    """The store called "mmap" or "direct"; with `verify`, each expert's first read is compared with the manifest."""
+    store = _open(name, pack, budget)
+    return VerifiedStore(store, pack) if verify else store
+
+
+def _open(name: str, pack: Pack, budget: MemoryBudget) -> ExpertStore:
     if name == "mmap":
         from runtime.mmap_store import MmapStore
 

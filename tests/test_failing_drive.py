@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +37,8 @@ SHIM = r"""
 OPEN(open)
 OPEN(open64)
 
-/* reading a file whose path holds BAD_FILE fails while the file BAD_WHILE exists */
+/* A file whose path holds BAD_FILE, while the file BAD_WHILE exists: reading it fails, or with STALL waits
+   until that file is gone, after a line on standard output */
 static int bad(int fd) {
     char link[64], path[4096];
     const char *name = getenv("BAD_FILE"), *switched = getenv("BAD_WHILE");
@@ -45,20 +47,23 @@ static int bad(int fd) {
     ssize_t length = readlink(link, path, sizeof path - 1);
     if (length < 0) return 0;
     path[length] = 0;
-    return strstr(path, name) != NULL;
+    if (!strstr(path, name)) return 0;
+    if (!getenv("STALL")) return 1;
+    dprintf(1, "stalled\n");
+    while (!access(switched, F_OK)) usleep(1000);
+    return 0;
 }
-#define READ(name) \
-    ssize_t name(int fd, const struct iovec *iov, int count, off_t offset) { \
+/* with SHORT_READS a read gives one page at most, as read(2) may */
+#define READ_AS(name, parameters, arguments) \
+    ssize_t name parameters { \
         if (bad(fd)) { errno = EIO; return -1; } \
-        return ((ssize_t (*)(int, const struct iovec *, int, off_t))dlsym(RTLD_NEXT, #name)) \
-            (fd, iov, count, offset); \
+        struct iovec first = *iov; \
+        if (getenv("SHORT_READS")) { iov = &first; count = 1; if (first.iov_len > 4096) first.iov_len = 4096; } \
+        return ((ssize_t (*) parameters)dlsym(RTLD_NEXT, #name)) arguments; \
     }
-#define READ2(name) \
-    ssize_t name(int fd, const struct iovec *iov, int count, off_t offset, int flags) { \
-        if (bad(fd)) { errno = EIO; return -1; } \
-        return ((ssize_t (*)(int, const struct iovec *, int, off_t, int))dlsym(RTLD_NEXT, #name)) \
-            (fd, iov, count, offset, flags); \
-    }
+#define READ(name) READ_AS(name, (int fd, const struct iovec *iov, int count, off_t offset), (fd, iov, count, offset))
+#define READ2(name) READ_AS(name, (int fd, const struct iovec *iov, int count, off_t offset, int flags), \
+    (fd, iov, count, offset, flags))
 READ(preadv)
 READ(preadv64)
 READ2(preadv2)
@@ -137,3 +142,51 @@ def test_a_file_system_without_direct_reads_is_read_through_the_page_cache_and_s
     pack = write_expert_pack(tmp_path / "experts.lmpack").path
     lines = read_all(pack, shim, REFUSE_DIRECT="1")
     assert lines == ["direct (buffered: the file system refuses O_DIRECT)", "all read"]
+
+
+def test_short_reads_are_continued(tmp_path: Path, shim: Path) -> None:
+    pack = write_expert_pack(tmp_path / "experts.lmpack").path
+    assert read_all(pack, shim, SHORT_READS="1")[-1] == "all read"
+
+
+RUN = ["-p", "One day a fox", "-n", "4", "--threads", "1", "--ignore-eos", "--io", "direct"]
+
+
+def run_command(pack: Path, shim: Path, **environment: str) -> subprocess.Popen[str]:
+    """`lmpack run` with the shim in its way."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "lmpack", "run", pack, *RUN],
+        cwd=REPOSITORY,
+        env={**os.environ, "LD_PRELOAD": str(shim), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_run_that_meets_a_read_error_ends_with_one_line_that_names_the_expert(
+    demo_pack: Path, tmp_path: Path, shim: Path
+) -> None:
+    switch = tmp_path / "switch"
+    switch.touch()
+    with run_command(demo_pack, shim, BAD_FILE="experts/L004/", BAD_WHILE=str(switch)) as run:
+        _, errors = run.communicate(timeout=120)
+    assert run.returncode == 1
+    (line,) = [line for line in errors.splitlines() if "error" in line]
+    assert line.startswith("lmpack: error: expert L004/E00")
+    assert line.endswith(f"Input/output error; run: lmpack validate {demo_pack}")
+
+
+def test_an_interrupt_while_a_read_is_under_way_ends_the_run(
+    demo_pack: Path, tmp_path: Path, shim: Path
+) -> None:
+    switch = tmp_path / "switch"
+    switch.touch()
+    with run_command(demo_pack, shim, BAD_FILE="experts/L004/", BAD_WHILE=str(switch), STALL="1") as run:
+        assert run.stdout is not None
+        assert "stalled\n" in run.stdout  # lines up to that one
+        run.send_signal(signal.SIGINT)
+        switch.unlink()  # a read cannot be taken back; it ends when the drive answers
+        _, errors = run.communicate(timeout=120)
+    assert run.returncode == 130
+    assert "Traceback" not in errors

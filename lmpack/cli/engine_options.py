@@ -30,6 +30,7 @@ class EngineOptions:
     kv_dtype: str
     policy: str | None
     warm: str | None
+    verify_reads: bool
 
     def with_context(self, context: int) -> EngineOptions:
         """The same with another context length in tokens."""
@@ -54,6 +55,7 @@ class EngineOptions:
                 kv_dtype=self.kv_dtype,
                 policy=self.policy or DEFAULT_POLICY.name,
                 warm=self.warm,
+                verify_reads=self.verify_reads,
                 recorder=recorder,
             )
         except BudgetError as error:
@@ -141,6 +143,11 @@ def _add_options(ram: str, context: str, command: Callable[..., Any]) -> Callabl
         metavar="PROFILE|last",
         help="Start with a profile's most used experts in memory, or with those the last session ended with "
         "(and keep this one's for the next).",
+    )
+    @click.option(
+        "--verify-reads",
+        is_flag=True,
+        help="Compare everything with the manifest's checksums when it is first read.",
     )
     @functools.wraps(command)
     def wrapped(**options: Any) -> Any:
