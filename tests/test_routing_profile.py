@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from lmpack.errors import ProfileError, StorageError
+from lmpack.expert_key import ExpertKey
 from profiles.routing_origin import RoutingOrigin
 from profiles.routing_profile import RoutingProfile
 from profiles.routing_shape import RoutingShape
@@ -300,3 +301,15 @@ def test_a_file_with_one_byte_inverted_is_refused(saved: Path) -> None:
         saved.write_bytes(raw[:position] + bytes([raw[position] ^ 0xFF]) + raw[position + 1 :])
         with pytest.raises(ProfileError):
             RoutingProfile.load(saved)
+
+
+def test_the_most_used_come_first_among_equals_in_file_order_and_the_unused_not_at_all() -> None:
+    profile = record([[4, 1]]).profile(ORIGIN)
+    order = profile.most_used()
+    counts = {
+        ExpertKey(layer, expert): int(count)
+        for index, layer in enumerate(SHAPE.layers)
+        for expert, count in enumerate(profile.layer_counts(index))
+    }
+    assert order == sorted((key for key in counts if counts[key]), key=lambda key: (-counts[key], key))
+    assert record([]).profile(ORIGIN).most_used() == []
