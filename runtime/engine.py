@@ -70,13 +70,13 @@ class Timings:
     decode_read_s: float = 0.0  # of decode_s, waiting for the drive
 
     @contextmanager
-    def timed(self, num_tokens: int, cache: ExpertCache) -> Iterator[None]:
-        """Count what the block does: of one token as decoding, of more as prefill."""
+    def timed(self, num_tokens: int, cache: ExpertCache, *, follows: bool) -> Iterator[None]:
+        """Count what the block does: one token that follows others as decoding, more or the first as prefill."""
         started = time.perf_counter()
         asked, read, read_s = cache.bytes_asked, cache.bytes_read, cache.read_s
         yield
         spent_s = time.perf_counter() - started
-        if num_tokens == 1:
+        if num_tokens == 1 and follows:
             self.decode_tokens += 1
             self.decode_s += spent_s
             self.decode_bytes_read += cache.bytes_read - read
@@ -206,7 +206,8 @@ class Engine:
         """Final hidden states float32 [n, hidden] of `token_ids`, which follow the cache's; kv moves on."""
         self._check_ids(token_ids)
         kv.require(len(token_ids))
-        with self.timings.timed(len(token_ids), self.cache), torch.inference_mode():
+        timed = self.timings.timed(len(token_ids), self.cache, follows=kv.num_tokens > 0)
+        with timed, torch.inference_mode():
             chunks = [
                 self.model.forward(token_ids[first : first + PREFILL_CHUNK], kv)
                 for first in range(0, len(token_ids), PREFILL_CHUNK)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lmpack.byte_size import format_nbytes
+from lmpack.plural import counted
 
 _MANY_FAULTS = 100  # per token; a start has some hundreds in all
 _MOSTLY, _PARTLY = 0.5, 0.15  # of the time spent waiting
@@ -98,10 +99,10 @@ class RunStats:
     def describe(self) -> str:
         """A few lines for people."""
         lines = [
-            f"ran       {self.architecture} on {self.kernels} kernels, {self.num_threads} threads",
-            f"prefill   {self.prefill_tokens} tokens in {self.prefill_s:.2f} s"
+            f"ran       {self.architecture} on {self.kernels} kernels, {counted(self.num_threads, 'thread')}",
+            f"prefill   {counted(self.prefill_tokens, 'token')} in {self.prefill_s:.2f} s"
             + _per_second(self.prefill_tokens, self.prefill_s),
-            f"decode    {self.decode_tokens} tokens in {self.decode_s:.2f} s"
+            f"decode    {counted(self.decode_tokens, 'token')} in {self.decode_s:.2f} s"
             + _per_second(self.decode_tokens, self.decode_s),
             f"memory    {format_nbytes(self.ram_nbytes)} budget, {format_nbytes(self.expert_slots_nbytes)} "
             + f"of it for experts; {format_nbytes(self.peak_rss_nbytes)} peak resident",

@@ -36,8 +36,8 @@ class EngineOptions:
         """The same with another context length in tokens."""
         return replace(self, context=context)
 
-    def load(self, pack: str, recorder: RoutingRecorder | None = None) -> Engine:
-        """Open the pack and say on stderr which budget, store and kernels run.
+    def load(self, pack: str, recorder: RoutingRecorder | None = None, *, announce: bool = True) -> Engine:
+        """Open the pack and say on stderr which budget, store and kernels run, unless the command does.
 
         Raises UsageError for a --ram that is too small, as for every other option that cannot work.
         """
@@ -62,13 +62,14 @@ class EngineOptions:
             if self.ram is None:
                 raise
             raise UsageError(str(error)) from error
-        click.echo(
-            f"{engine.pack.path.name}: {engine.budget.describe()}; "
-            f"kernels {engine.kernels.name}, store {engine.cache.store.name}, "
-            f"policy {engine.cache.policy_name}"
-            + (f", {engine.cache.warmed} experts read in" if self.warm is not None else ""),
-            err=True,
-        )
+        if announce:
+            click.echo(
+                f"{engine.pack.path.name}: {engine.budget.describe()}; "
+                f"kernels {engine.kernels.name}, store {engine.cache.store.name}, "
+                f"policy {engine.cache.policy_name}"
+                + (f", {engine.cache.warmed} experts read in" if self.warm is not None else ""),
+                err=True,
+            )
         return engine
 
 

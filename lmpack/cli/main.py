@@ -35,6 +35,7 @@ COMMANDS = {
     "simulate": "Replay a recorded trace through cache policies.",
     "run": "Continue a text.",
     "chat": "Talk to a model.",
+    "bench": "Time a pack at one or several memory budgets.",
     "perplexity": "Score a text as llama.cpp's tool does.",
     "tokenize": "Show a text's token ids and pieces.",
     "warm": "Read the hot experts into the page cache.",

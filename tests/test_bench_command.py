@@ -1,0 +1,75 @@
+"""lmpack bench: a table, a JSON document and a chart, each budget in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+from lmpack.cli.main import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+SHORT = ["-p", "16", "-n", "4", "-r", "2", "--threads", "1"]
+
+
+def test_budgets_run_apart_smallest_first_with_the_options_that_were_given(
+    demo_pack: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    chart = tmp_path / "chart.svg"
+    budgets = ["--ram", "600MiB,412MiB", "--io", "mmap", "--no-warmup"]
+    assert run(["bench", str(demo_pack), *SHORT, *budgets, "--json", "--plot", str(chart)]) == 0
+    document = json.loads(capfd.readouterr().out)
+    asked = {"prompt_tokens": 16, "answer_tokens": 4, "repetitions": 2, "warmup": False}
+    assert asked.items() <= document.items()
+    small, large = document["runs"]
+    assert (small["ram_nbytes"], large["ram_nbytes"]) == (412 << 20, 600 << 20)
+    assert small["resident_share"] < large["resident_share"] == 1
+    for measured in document["runs"]:
+        assert measured["num_threads"] == 1
+        assert "mmap" in measured["store"]
+        assert measured["prompt"]["tokens_per_s"] > 0
+        assert 0 <= measured["answer"]["hit_rate"] <= 1
+        assert 100 << 20 < measured["peak_rss_nbytes"] < measured["ram_nbytes"]
+    assert small["answer"]["read_nbytes"] > 0
+    shown = [element.text for element in ElementTree.parse(chart).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"412.0 MiB", "600.0 MiB", "tokens per second", "hit rate"} <= set(shown)
+
+
+def test_one_budget_is_one_line_under_a_heading(demo_pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", str(demo_pack), *SHORT, "--ram", "600MiB"]) == 0
+    heading, row, setting = capsys.readouterr().out.splitlines()
+    assert re.split(r" {2,}", heading.strip())[2:4] == ["pp16 tokens/s", "tg4 tokens/s"]
+    assert re.fullmatch(
+        r"600\.0 MiB +100% +[\d.]+ ± [\d.]+ +[\d.]+ ± [\d.]+ +[\d.]+% +[\d.]+ +\d+% +[\d.]+ MiB", row
+    )
+    assert setting.startswith("qwen3moe, ggml kernels, ")
+    assert setting.endswith("1 thread")
+
+
+def test_a_budget_that_is_too_small_is_found_out_first(
+    demo_pack: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bench", str(demo_pack), *SHORT, "--ram", "600MiB,1MiB", "--json"]) == 2
+    shown, told = capfd.readouterr()
+    assert not shown
+    assert re.fullmatch(r"lmpack: error: the memory budget is 1\.0 MiB, .+\n", told)
+
+
+def test_what_cannot_be_measured_is_wrong_usage(
+    demo_pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.write_bytes(b"")
+    for options, expected in (
+        (["--plot", "chart.png"], "expected a name that ends with .svg"),
+        (["-p", "9", "--context", "8"], "the prompt and the answer have 73 tokens"),
+        (["-p", "9", "-f", str(empty)], "the text is empty"),
+        (["--ram", "1GiB,"], "size ''"),
+    ):
+        assert run(["bench", str(demo_pack), *options]) == 2
+        assert expected in capsys.readouterr().err
