@@ -54,7 +54,7 @@ def test_one_budget_is_one_line_under_a_heading(demo_pack: Path, capsys: pytest.
 def test_a_budget_that_is_too_small_is_found_out_first(
     demo_pack: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["bench", str(demo_pack), *SHORT, "--ram", "600MiB,1MiB", "--json"]) == 2
+    assert run(["bench", str(demo_pack), *SHORT, "--ram", "600MiB,1MiB"]) == 2
     shown, told = capfd.readouterr()
     assert not shown
     assert re.fullmatch(r"lmpack: error: the memory budget is 1\.0 MiB, .+\n", told)

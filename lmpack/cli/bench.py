@@ -140,15 +140,13 @@ def command(
         )
     budgets = _ascending(engine_options.ram)
     runs = []
-    if not as_json:
-        click.echo(_heading(work))
     for ram in budgets:
         if len(budgets) == 1:
             runs.append(_run(pack, work, read_text(file), engine_options.with_context(context)))
         else:
             runs.append(_run_apart(ctx, ram))
         if not as_json:
-            click.echo(_row(runs[-1]))
+            click.echo(_row(runs[-1]) if len(runs) > 1 else f"{_heading(work)}\n{_row(runs[0])}")
     if as_json:
         print_json({"pack": pack, **asdict(work), "runs": runs})
     else:
@@ -278,4 +276,7 @@ def _row(run: dict[str, Any]) -> str:
 
 
 def _rate(phase: dict[str, Any] | None) -> str:
-    return f"{phase['tokens_per_s']:.2f} ± {phase['tokens_per_s_stdev']:.2f}" if phase else "-"
+    if phase is None:
+        return "-"
+    spread = f" ± {phase['tokens_per_s_stdev']:.2f}" if phase["tokens_per_s_stdev"] else ""
+    return f"{phase['tokens_per_s']:.2f}{spread}"
