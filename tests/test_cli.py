@@ -16,6 +16,7 @@ import pytest
 
 import lmpack
 from lmpack.cli.main import COMMANDS, cli, run
+from lmpack.cli.path_argument import PackPath
 
 REPOSITORY = Path(__file__).parents[1]
 LMPACK = [sys.executable, "-m", "lmpack"]
@@ -47,6 +48,12 @@ def test_help_ends_with_an_example(name: str, capsys: pytest.CaptureFixture[str]
 def test_every_option_says_what_it_does(name: str) -> None:
     options = [param for param in command_named(name).params if isinstance(param, click.Option)]
     assert not [option.opts for option in options if not option.help]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_is_called_a_pack_is_checked_to_be_one(name: str) -> None:
+    packs = [param for param in command_named(name).params if param.name == "pack"]
+    assert all(isinstance(param.type, PackPath) for param in packs)
 
 
 def test_the_list_of_commands_shows_each_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,8 @@ TAKE_A_PACK = {
     "run": ["-p", "x"],
     "chat": [],
     "perplexity": ["prompts.txt"],
+    "bench": [],
+    "unpack": ["plain.lmpack"],
 }
 
 
@@ -119,6 +121,8 @@ def test_a_folder_that_lost_its_manifest_is_a_failure(
         "chat m.lmpack --ram 1MiB",
         "perplexity m.lmpack prompts.txt",
         "perplexity m.lmpack prompts.txt --context 2",
+        "bench m.lmpack --ram 1GiB,",
+        "bench m.lmpack --ram 1MiB",
         "demo --keep prompts.txt",
         "demo --keep ''",
     ],

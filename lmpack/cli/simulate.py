@@ -23,6 +23,7 @@ import click
 import numpy as np
 
 from lmpack.byte_size import format_nbytes, parse_byte_size
+from lmpack.cli.path_argument import PackPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import print_json
 from lmpack.errors import ProfileError, UsageError
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--pack",
-    type=click.Path(exists=True),
+    type=PackPath(),
     help="The trace's model: counts bytes, and shares slots among its layers as a run does.",
 )
 @click.option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from lmpack.byte_size import format_nbytes
+from lmpack.cli.path_argument import NewPath, PackPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import print_json
 
@@ -17,8 +18,8 @@ from lmpack.cli.report import print_json
   lmpack unpack qwen3-zstd.lmpack qwen3.lmpack --json
 """
 )
-@click.argument("pack", type=click.Path(exists=True, file_okay=False))
-@click.argument("dst", type=click.Path())
+@click.argument("pack", type=PackPath())
+@click.argument("dst", type=NewPath())
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def command(pack: str, dst: str, as_json: bool) -> None:
     """Write the compressed PACK as the pack DST, whose files are as they were before `--compress`.
