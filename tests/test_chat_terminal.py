@@ -24,7 +24,7 @@ QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
 CTRL_A, CTRL_C, CTRL_D = "\x01", "\x03", "\x04"
 PASTE, END_OF_PASTE = "\x1b[200~", "\x1b[201~"
-DEADLINE_S = 120
+DEADLINE_S = 60
 # A terminal sends SIGINT to the session whose terminal it is: make it the chat's before the chat starts.
 LOGIN = """
 import fcntl, os, sys, termios

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
         (errno.EFBIG, "cannot hold a file this large"),
         (errno.EIO, "check it before you trust it"),
         (errno.ENOTDIR, "a file stands where a folder is needed"),
-        (errno.EISDIR, "Is a directory"),
+        (errno.EISDIR, "is a folder, expected a file"),
+        (errno.ENOTEMPTY, "Directory not empty"),
     ],
 )
 def test_what_the_drive_says_becomes_advice(tmp_path: Path, number: int, advice: str) -> None:

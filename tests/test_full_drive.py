@@ -129,7 +129,5 @@ def test_a_read_only_drive_is_called_by_its_name(
 def test_a_file_in_the_way_of_the_destination_is_named(tmp_path: Path, demo_gguf: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     result = lmpack("convert", demo_gguf, tmp_path / "file" / "m.lmpack")
-    assert result.returncode == 1
-    assert result.stderr == (
-        f"lmpack: error: {tmp_path / 'file'}: a file stands where a folder is needed; choose another destination\n"
-    )
+    assert result.returncode == 2
+    assert f"{tmp_path / 'file'} is a file, not a folder (see: lmpack convert --help)\n" in result.stderr

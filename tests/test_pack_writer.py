@@ -245,7 +245,7 @@ def test_a_kept_file_may_come_from_a_path_and_lie_in_folders(tmp_path: Path) -> 
 def test_a_kept_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with (
         PackWriter(tmp_path / "a.lmpack") as writer,
-        pytest.raises(StorageError, match=r"nothing\.json: No such file"),
+        pytest.raises(StorageError, match=r"nothing\.json: no such file"),
     ):
         writer.keep("source/nothing.json", tmp_path / "nothing.json")
 
