@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lmpack.byte_size import format_nbytes
+from runtime.free_memory import peak_resident_nbytes
 from tests.memory_cgroup import NoCgroupError, memory_cgroup
 
 if TYPE_CHECKING:
@@ -145,8 +146,8 @@ def forget(paths: Iterable[Path]) -> None:
 def child(engine: str, load: Load) -> None:
     """Print one line of JSON for the process that started this one."""
     passes = ENGINES[engine](load)
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    facts = {"peak_rss_nbytes": usage.ru_maxrss * 1024, "major_faults": usage.ru_majflt}
+    major_faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    facts = {"peak_rss_nbytes": peak_resident_nbytes(), "major_faults": major_faults}
     print(json.dumps({"passes": passes, **facts}))
 
 

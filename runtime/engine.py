@@ -22,6 +22,7 @@ from runtime.dense_weights import DenseWeights, dense_nbytes
 from runtime.expert_cache import ExpertCache
 from runtime.expert_store import open_store
 from runtime.families.registry import find_family
+from runtime.free_memory import peak_resident_nbytes
 from runtime.io_choice import IoChoice, choose_io
 from runtime.kernels.kernels import load_kernels
 from runtime.kv_cache import KV_DTYPES, KVCache, kv_nbytes
@@ -264,7 +265,7 @@ class Engine:
             useful_guesses=self.cache.useful_guesses,
             wasted_guesses=self.cache.wasted_guesses,
             major_faults=resource.getrusage(resource.RUSAGE_SELF).ru_majflt - self.major_faults_before,
-            peak_rss_nbytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            peak_rss_nbytes=peak_resident_nbytes(),
         )
 
     def close(self) -> None:

@@ -35,6 +35,11 @@ def free_memory_nbytes(root: Path = Path("/")) -> int:
     return free + _resident_nbytes(root)
 
 
+def peak_resident_nbytes() -> int:
+    """The most that this process has had resident; getrusage(2) counts what its parent had before it, too."""
+    return _figures(Path("/proc/self/status"))["VmHWM:"] * 1024
+
+
 def _machine_nbytes(root: Path) -> int:
     return _figures(root / "proc/meminfo")["MemAvailable:"] * 1024
 

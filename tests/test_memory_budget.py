@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from lmpack.byte_size import parse_byte_size
 from lmpack.errors import BudgetError
-from runtime.free_memory import free_memory_nbytes
+from runtime.free_memory import free_memory_nbytes, peak_resident_nbytes
 from runtime.memory_budget import PROCESS_NBYTES, MemoryBudget
 from tests.expert_packs import LAYERS, SMALL, identical_experts
 
@@ -206,3 +207,10 @@ class TestFreeMemory:
 
     def test_this_machine_has_some(self) -> None:
         assert 0 < free_memory_nbytes() < 1 << 50
+
+
+def test_the_peak_is_this_processs_own_and_stays_when_memory_is_freed() -> None:
+    before = peak_resident_nbytes()
+    with mmap.mmap(-1, before) as memory:
+        memory.write(bytes(before))
+    assert peak_resident_nbytes() >= before * 1.5
