@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
+from converters.ggml_base import GGML_TYPE_IDS
 from lmpack.dtype import dtype_nbytes
 from lmpack.layer_entry import ExpertPart
 from runtime.expert_bank import ExpertBank
-from runtime.kernels.ggml_library import GGML_TYPE_IDS, load_ggml
+from runtime.kernels.ggml_library import load_ggml
 from runtime.kernels.kernels import ExpertRows, load_kernels
 from runtime.kernels.weight import Weight
 

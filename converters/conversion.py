@@ -23,7 +23,7 @@ from converters.source_reader import SLACK_NBYTES
 from lmpack.alignment import DEFAULT_PAGE_SIZE
 from lmpack.compression import compress_files
 from lmpack.drive import check_space
-from lmpack.errors import StorageError, UsageError
+from lmpack.errors import StorageError, UnsupportedError, UsageError
 from lmpack.expert_key import ExpertKey
 from lmpack.manifest import ExpertEntry, Manifest, Source, pack_id_of
 from lmpack.pack_files import expected_files
@@ -33,6 +33,8 @@ from lmpack.validation import validate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from converters.quantization import Quantization
 
 MAX_JOBS = 64
 _NO_HASH = "0" * 64
@@ -51,6 +53,8 @@ class ConversionReport:
     source_nbytes: int
     resumed_nbytes: int  # of those: what an interrupted conversion had in the pack already
     left_out: tuple[str, ...]
+    num_converted: int  # tensors that were quantized; a part of all experts of a layer is one
+    relative_error: float  # the largest of theirs, as the manifest gives it
     seconds: float
 
 
@@ -62,13 +66,16 @@ def convert(
     jobs: int | None = None,
     resume: bool = False,
     compression_level: int | None = None,
+    quantization: Quantization | None = None,
     files: SourceFiles | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> ConversionReport:
     """Write the checkpoint at src as the pack dst; progress gets the number of source bytes just done.
 
-    A compression level of zstd gives a compressed pack; progress then gets its bytes as well. With resume, what an interrupted conversion left in `dst.partial` is checked and taken over. files hands out the
-    checkpoint's files; by default they are where the checkpoint found them. Raises CheckpointError or
+    A compression level of zstd gives a compressed pack; progress then gets its bytes as well. A quantization gives
+    tensors other dtypes; such a pack cannot give its source back. With resume, what an interrupted conversion left in
+    `dst.partial` is checked and taken over; what was quantized is done again. files hands out the checkpoint's files;
+    by default they are where the checkpoint found them. Raises CheckpointError or
     UnsupportedError for the source, UsageError when dst exists or what is to be resumed is about something else,
     StorageError when the drive refuses. The source's files are read once, memory stays under 300 MB (more only when
     one part of one expert is larger than 100 MB), and the pack is the same whatever jobs is.
@@ -80,9 +87,23 @@ def convert(
     checkpoint = open_checkpoint(src) if isinstance(src, str | Path) else src
     plan = plan_conversion(checkpoint)
     description = checkpoint.describe()
+    quantized = None
+    if quantization is not None:
+        if description.config.get("byte_order") == "big":
+            raise UnsupportedError(
+                f"{checkpoint.path}: is big-endian, and only little-endian numbers can be quantized"
+            )
+        if files is not None and files.discards:
+            raise UsageError(
+                "a source whose files are given up one by one cannot be quantized: convert it, then quantize"
+            )
+        quantized = quantization.plan(plan, str(checkpoint.path))
+        plan = quantized.target()
     buffer_nbytes = max(BUFFER_NBYTES, plan.largest_part_nbytes)
     with PackWriter(dst, page_size=page_size, resume=resume) as writer:
-        draft = check_packable(checkpoint, plan, description, page_size)
+        draft = check_packable(
+            checkpoint, plan, description, page_size, quantized.converted() if quantized else ()
+        )
         _fix_layout(writer, plan)
         folder = writer.folder
         used_nbytes, used_files = folder.used()
@@ -106,6 +127,7 @@ def convert(
                         jobs,
                         buffer_nbytes,
                         progress or _ignore,
+                        quantized,
                     )
                     copies = [
                         FileCopy(tools, number, *file)
@@ -117,6 +139,9 @@ def convert(
                     architecture=description.architecture,
                     config=description.config,
                     source=source,
+                    reproducible=draft.reproducible,
+                    reason=draft.reason,
+                    converted=quantized.converted() if quantized else (),
                     compress=None
                     if compression_level is None
                     else partial(compress_files, level=compression_level, progress=progress),
@@ -131,6 +156,8 @@ def convert(
         source_nbytes=source_nbytes,
         resumed_nbytes=resumed_nbytes,
         left_out=checkpoint.left_out,
+        num_converted=len(manifest.converted),
+        relative_error=max((entry.relative_error for entry in manifest.converted), default=0.0),
         seconds=time.perf_counter() - started,
     )
 
@@ -194,6 +221,7 @@ def _layout_id(manifest: Manifest) -> str:
         manifest,
         layers=layers,
         shared=tuple(replace(tensor, sha256=_NO_HASH) for tensor in manifest.shared),
+        converted=tuple(replace(entry, relative_error=0.0) for entry in manifest.converted),
         source=replace(manifest.source, files=files),
     )
     return pack_id_of(draft.to_bytes())

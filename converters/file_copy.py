@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from converters.conversion_plan import FilePlan, PartPiece, Piece, SharedPiece
+from converters.conversion_plan import FilePlan, PartPiece, Piece, RestPiece, SharedPiece
 from converters.source_reader import SourceReader
 from lmpack.errors import CheckpointError, StorageError
 from lmpack.manifest import SourceFile
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from converters.checkpoint import CheckpointFile
     from converters.copy_lanes import CopyLanes, LentBuffer
     from converters.journal import Journal
+    from converters.quantization import QuantizationPlan, TensorConversion
     from converters.source_files import SourceFiles
     from lmpack.pack_writer import PackWriter
 
@@ -55,6 +56,7 @@ class CopyTools:
     jobs: int  # writing lanes, beside the hashing one
     buffer_nbytes: int
     progress: Callable[[int], None]
+    quantized: QuantizationPlan | None = None
 
 
 class FileCopy:
@@ -154,6 +156,8 @@ class FileCopy:
         for piece in batch.pieces:
             place = view[start : start + piece.nbytes]
             start += piece.nbytes
+            if self._conversion(piece) is not None:
+                return False  # the pack does not have the source's bytes
             if isinstance(piece, PartPiece):
                 there = writer.recall_part(piece.layer, piece.expert, piece.role, place)
             elif isinstance(piece, SharedPiece):
@@ -171,6 +175,7 @@ class FileCopy:
         for piece in batch.pieces:
             raw = view[start : start + piece.nbytes]
             start += piece.nbytes
+            conversion = self._conversion(piece)
             if isinstance(piece, PartPiece):
                 lane = piece.expert
                 work = partial(writer.write_part, piece.layer, piece.expert, piece.role, raw, stored=stored)
@@ -180,9 +185,26 @@ class FileCopy:
             else:
                 lane = crc32(self._kept.encode())
                 work = partial(writer.write_kept, self._kept, piece.start, raw, stored=stored)
+            if conversion is not None:
+                work = partial(self._convert, conversion, piece, raw)
             todo.setdefault(lane % self._tools.jobs, []).append(work)
         for number, works in todo.items():
             self._tools.lanes.give(_HASH_LANE + 1 + number, buffer, partial(_run_all, works))
+
+    def _conversion(self, piece: Piece) -> TensorConversion | None:
+        quantized = self._tools.quantized
+        if quantized is None or isinstance(piece, RestPiece):
+            return None
+        if isinstance(piece, PartPiece):
+            return quantized.part(piece.layer, piece.role)
+        return quantized.shared(piece.name)
+
+    def _convert(self, conversion: TensorConversion, piece: PartPiece | SharedPiece, raw: memoryview) -> None:
+        writer = self._tools.writer
+        if isinstance(piece, PartPiece):
+            writer.write_part(piece.layer, piece.expert, piece.role, conversion.convert(raw, piece.expert))
+        else:
+            writer.write_shared(piece.name, conversion.offset(piece.start), conversion.convert(raw))
 
     def _prove(self) -> None:
         """Raise StorageError unless the pack's drive gives back what the source had; nobody else will have it soon."""

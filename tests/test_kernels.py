@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from converters.ggml_base import GGML_TYPE_IDS
 from lmpack.dtype import dtype_nbytes
 from lmpack.errors import UnsupportedError
 from lmpack.layer_entry import ExpertPart
 from runtime.expert_bank import ExpertBank
-from runtime.kernels.ggml_library import GGML_TYPE_IDS, load_ggml
+from runtime.kernels.ggml_library import load_ggml
 from runtime.kernels.kernels import ExpertRows, load_kernels
 from runtime.kernels.rms_norm import RMSNorm
 from runtime.kernels.weight import Weight

@@ -12,10 +12,12 @@ from lmpack.byte_size import format_nbytes, parse_byte_size
 from lmpack.cli.path_argument import ModelPath, NewPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import print_json
+from lmpack.errors import UsageError
 from lmpack.plural import counted
 
 if TYPE_CHECKING:
     from converters.conversion import ConversionReport
+    from converters.quantization import Quantization
 
 
 @click.command(
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
   lmpack convert qwen3-00001-of-00003.gguf qwen3.lmpack --jobs 4
   lmpack convert qwen3-Q4_K_M.gguf qwen3.lmpack --resume
   lmpack convert path/to/hf-folder qwen3-zstd.lmpack --compress zstd
+  lmpack convert qwen3-BF16.gguf qwen3-q4.lmpack --quantize 'experts=q4_K,experts:*:down=q6_K,shared=q8_0'
   lmpack convert path/to/hf-folder qwen3.lmpack --page-size 64KiB --json
 """
 )
@@ -42,6 +45,17 @@ if TYPE_CHECKING:
     help="Compress the files, to keep or send the pack; lmpack unpack restores them. "
     "16-bit floats shrink by a third, 4-bit blocks hardly.",
 )
+@click.option(
+    "--quantize",
+    metavar="[NAMES=]TYPE,...",
+    help="Give matrices of F32, F16 or BF16 another type. NAMES is experts, shared, experts:LAYER:ROLE or "
+    "shared:NAME, with * and ?; the last rule that fits counts, and TYPE may be keep.",
+)
+@click.option(
+    "--imatrix",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Importance matrix for --quantize, by llama-imatrix.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def command(
     src: str,
@@ -50,6 +64,8 @@ def command(
     jobs: int | None,
     resume: bool,
     compress: str | None,
+    quantize: str | None,
+    imatrix: str | None,
     as_json: bool,
 ) -> None:
     """Convert the checkpoint SRC into the pack DST.
@@ -63,6 +79,7 @@ def command(
     from lmpack.compression import parse_compression
 
     compression_level = parse_compression(compress) if compress is not None else None
+    quantization = _quantization(quantize, imatrix)
     checkpoint = open_checkpoint(Path(src))
     total = sum(file.nbytes for file in checkpoint.files) * (1 if compress is None else 2)
     try:
@@ -74,6 +91,7 @@ def command(
                 jobs=jobs,
                 resume=resume,
                 compression_level=compression_level,
+                quantization=quantization,
                 progress=progress,
             )
     except KeyboardInterrupt:
@@ -98,7 +116,23 @@ def command(
         f"{format_nbytes(report.source_nbytes)} from {counted(report.num_files, 'file')} in {report.seconds:.2f} s "
         f"({speed:.0f} MB/s)"
     )
+    if quantization is not None:
+        click.echo(
+            f"quantized {report.num_converted} tensors, largest relative error of a row {report.relative_error:.3f}"
+        )
     click.echo(f"pack id {report.pack_id}")
+
+
+def _quantization(rules: str | None, imatrix: str | None) -> Quantization | None:
+    """Parse --quantize and read --imatrix; only a conversion that quantizes imports the quantizer."""
+    if rules is None:
+        if imatrix is not None:
+            raise UsageError("--imatrix: is for --quantize, which was not given")
+        return None
+    from converters.importance_matrix import ImportanceMatrix
+    from converters.quantization import Quantization
+
+    return Quantization.parse(rules, ImportanceMatrix.read(imatrix) if imatrix else None)
 
 
 def _document(src: str, report: ConversionReport) -> dict[str, object]:
@@ -113,5 +147,7 @@ def _document(src: str, report: ConversionReport) -> dict[str, object]:
         "nbytes": report.source_nbytes,
         "resumed_nbytes": report.resumed_nbytes,
         "left_out": list(report.left_out),
+        "num_converted": report.num_converted,
+        "relative_error": report.relative_error,
         "seconds": round(report.seconds, 3),
     }

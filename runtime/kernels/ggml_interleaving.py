@@ -12,8 +12,9 @@ import itertools
 import sys
 from typing import TYPE_CHECKING
 
+from converters.ggml_base import GGML_TYPE_IDS
 from lmpack.dtype import dtype_nbytes
-from runtime.kernels.ggml_library import GGML_TYPE_IDS, InitParams, TensorStruct
+from runtime.kernels.ggml_library import InitParams, TensorStruct
 from runtime.kernels.weight import Weight
 
 if TYPE_CHECKING:

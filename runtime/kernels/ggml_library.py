@@ -1,33 +1,23 @@
-"""ggml's CPU library through ctypes: where it is, whether we can trust it, and the functions we call.
+"""ggml's CPU library through ctypes: the functions that compute, and whether we can trust their structs.
 
-The shared objects are those of the libggml-python wheel; every function and struct below is declared in the
-headers it ships (ggml.h, ggml-cpu.h of ggml 0.20). A struct that another version laid out differently would
-corrupt memory silently, so loading checks each field we touch against what ggml's own functions say of it.
+Every function and struct below is declared in ggml.h and ggml-cpu.h of ggml 0.20. A struct that another version laid
+out differently would corrupt memory silently, so loading checks each field we touch against what ggml's own functions
+say of it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
-import re
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
-from lmpack.dtype import GGML_DTYPES, block_of
-from lmpack.errors import UnsupportedError
+from converters.ggml_base import GGML_TYPE_IDS, HOW_TO_INSTALL, GGMLBase, find_ggml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from pathlib import Path
 
-OLDEST_VERSION = (0, 20)
-FIRST_UNKNOWN_VERSION = (
-    1,
-    0,
-)  # within 0.x, ggml appends to its enums and structs; the checks below find the rest
-GGML_TYPE_IDS = {dtype: type_id for type_id, dtype in GGML_DTYPES.items()}
-_HOW_TO_GO_ON = "run: pip install 'libggml-python>=0.20,<1', or use the torch kernels"
+    from converters.ggml_base import Functions
+
 _SPARE_NBYTES = 64  # room for fields that a later version appends to a struct that it writes as a whole
 
 
@@ -100,29 +90,12 @@ class TypeTraitsStruct(ctypes.Structure):
 _POINTER, _INT, _INT64, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_size_t
 _FLOAT = ctypes.c_float
 
-# what ggml was compiled for (ggml_cpu_has_*) -> Linux's name of it in /proc/cpuinfo
-_CPU_FLAGS = {
-    "avx": "avx",
-    "avx2": "avx2",
-    "fma": "fma",
-    "f16c": "f16c",
-    "bmi2": "bmi2",
-    "avx_vnni": "avx_vnni",
-    "avx512": "avx512f",
-    "avx512_vbmi": "avx512_vbmi",
-    "avx512_vnni": "avx512_vnni",
-    "avx512_bf16": "avx512_bf16",
-}
-
 # name -> (result, arguments); ggml_context, ggml_tensor, ggml_cgraph and ggml_threadpool pointers are plain ones
-_BASE_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+_GRAPH_FUNCTIONS: Functions = {
     "ggml_init": (_POINTER, (InitParams,)),
     "ggml_free": (None, (_POINTER,)),
     "ggml_tensor_overhead": (_SIZE, ()),
     "ggml_graph_overhead_custom": (_SIZE, (_SIZE, ctypes.c_bool)),
-    "ggml_type_name": (ctypes.c_char_p, (_INT,)),
-    "ggml_type_size": (_SIZE, (_INT,)),
-    "ggml_blck_size": (_INT64, (_INT,)),
     "ggml_nbytes": (_SIZE, (_POINTER,)),
     "ggml_get_data": (_POINTER, (_POINTER,)),
     "ggml_get_name": (_POINTER, (_POINTER,)),  # char *: we want its address
@@ -169,9 +142,8 @@ _BASE_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_new_graph_custom": (_POINTER, (_POINTER, _SIZE, ctypes.c_bool)),
     "ggml_build_forward_expand": (None, (_POINTER, _POINTER)),
     "ggml_threadpool_params_init": (None, (_POINTER, _INT)),
-    "ggml_quantize_chunk": (_SIZE, (_INT, _POINTER, _POINTER, _INT64, _INT64, _INT64, _POINTER)),
 }
-_CPU_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+_COMPUTE_FUNCTIONS: Functions = {
     "ggml_cpu_init": (None, ()),
     "ggml_backend_cpu_reg": (_POINTER, ()),
     "ggml_get_type_traits_cpu": (_POINTER, (_INT,)),
@@ -179,31 +151,21 @@ _CPU_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_threadpool_free": (None, (_POINTER,)),
     "ggml_graph_plan": (PlanStruct, (_POINTER, _INT, _POINTER)),
     "ggml_graph_compute": (_INT, (_POINTER, _POINTER)),
-    **{f"ggml_cpu_has_{feature}": (_INT, ()) for feature in _CPU_FLAGS},
 }
 
 
-class GGMLLibrary:
-    """ggml's functions as attributes, once they are checked; load_ggml() gives the process's one instance."""
+class GGMLLibrary(GGMLBase):
+    """All of ggml's functions that we call; load_ggml() gives the process's one instance."""
+
+    how_to_go_on = f"{HOW_TO_INSTALL}, or use the torch kernels"
 
     def __init__(self, folder: Path) -> None:
         """Open the libraries in this folder; UnsupportedError says what is wrong with them."""
-        self.folder = folder
-        base, cpu = _open(folder, "ggml-base"), _open(folder, "ggml-cpu")
-        self.version = _supported_version(folder, base)
-        for library, functions in ((base, _BASE_FUNCTIONS), (cpu, _CPU_FUNCTIONS)):
-            for name, (result, arguments) in functions.items():
-                setattr(self, name, _function(folder, library, name, result, arguments))
-        missing = self.missing_instructions(_cpu_flags())
-        if missing:
-            self._refuse(f"it was compiled for {', '.join(missing)}, which this processor does not have")
+        super().__init__(folder)
+        self.declare(self.base, _GRAPH_FUNCTIONS)
+        self.declare(self.cpu, _COMPUTE_FUNCTIONS)
         self.ggml_cpu_init()
-        self._check_types()
         self._check_structs()
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Callable[..., Any]: ...
 
     def multiplies(self, dtype: str) -> bool:
         """Tell whether ggml has a CPU dot product for rows of this dtype."""
@@ -212,26 +174,6 @@ class GGMLLibrary:
             return False
         traits = TypeTraitsStruct.from_address(self.ggml_get_type_traits_cpu(type_id))
         return traits.vec_dot is not None
-
-    def missing_instructions(self, cpu_flags: Container[str]) -> list[str]:
-        """x86 instruction sets that the library was compiled for and a processor with these flags lacks."""
-        return [
-            flag
-            for feature, flag in _CPU_FLAGS.items()
-            if getattr(self, f"ggml_cpu_has_{feature}")() and flag not in cpu_flags
-        ]
-
-    def _check_types(self) -> None:
-        """A dtype's number, name and block must be those that lmpack reads files with."""
-        for type_id, dtype in GGML_DTYPES.items():
-            theirs = (
-                self.ggml_type_name(type_id).decode().upper(),
-                self.ggml_blck_size(type_id),
-                self.ggml_type_size(type_id),
-            )
-            ours = (dtype, *block_of(dtype))
-            if theirs != ours:
-                self._refuse(f"type {type_id} is {theirs} there, and {ours} in this version of lmpack")
 
     def _check_structs(self) -> None:
         """Each field that we read or write must be where ggml's own functions see it."""
@@ -273,60 +215,10 @@ class GGMLLibrary:
             self.ggml_free(context)
         wrong = [name for name, right in checks.items() if not right]
         if wrong:
-            self._refuse(f"its structs are laid out differently (checked: {', '.join(wrong)})")
-
-    def _refuse(self, reason: str) -> NoReturn:
-        raise UnsupportedError(f"{self.folder}: ggml {self.version}: {reason}; {_HOW_TO_GO_ON}")
+            self.refuse(f"its structs are laid out differently (checked: {', '.join(wrong)})")
 
 
 @functools.cache
 def load_ggml() -> GGMLLibrary:
     """Load the libraries of the installed libggml-python wheel; UnsupportedError says why it cannot be done."""
-    spec = importlib.util.find_spec("libggml")
-    if spec is None or spec.submodule_search_locations is None:
-        raise UnsupportedError(f"the package libggml-python is not installed; {_HOW_TO_GO_ON}")
-    for location in spec.submodule_search_locations:
-        for folder in (Path(location) / "lib64", Path(location) / "lib"):
-            if _library_file(folder, "ggml-cpu").is_file():
-                return GGMLLibrary(folder)
-    raise UnsupportedError(
-        f"{', '.join(spec.submodule_search_locations)}: no {_library_file(Path(), 'ggml-cpu')} in lib64 or lib; "
-        f"{_HOW_TO_GO_ON}"
-    )
-
-
-def _cpu_flags() -> Container[str]:
-    """The processor's x86 flags as Linux knows them; all that we ask about on other systems."""
-    cpuinfo = Path("/proc/cpuinfo")
-    text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
-    line = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
-    return line[1].split() if line else _CPU_FLAGS.values()
-
-
-def _library_file(folder: Path, name: str) -> Path:
-    return folder / f"lib{name}.{'dylib' if sys.platform == 'darwin' else 'so'}"
-
-
-def _open(folder: Path, name: str) -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL(str(_library_file(folder, name)))
-    except OSError as error:
-        raise UnsupportedError(f"{folder}: lib{name} cannot be loaded ({error}); {_HOW_TO_GO_ON}") from error
-
-
-def _function(folder: Path, library: ctypes.CDLL, name: str, result: Any, arguments: tuple[Any, ...]) -> Any:
-    try:
-        function = getattr(library, name)
-    except AttributeError:
-        raise UnsupportedError(f"{folder}: this ggml has no function {name}; {_HOW_TO_GO_ON}") from None
-    function.restype = result
-    function.argtypes = arguments
-    return function
-
-
-def _supported_version(folder: Path, base: ctypes.CDLL) -> str:
-    version: str = _function(folder, base, "ggml_version", ctypes.c_char_p, ())().decode(errors="replace")
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None or not OLDEST_VERSION <= (int(numbers[1]), int(numbers[2])) < FIRST_UNKNOWN_VERSION:
-        raise UnsupportedError(f"{folder}: ggml {version} is not supported; {_HOW_TO_GO_ON}")
-    return version
+    return GGMLLibrary(find_ggml(GGMLLibrary.how_to_go_on))

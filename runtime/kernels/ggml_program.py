@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.kernels.ggml_library import GGML_TYPE_IDS, InitParams, PlanStruct, TensorStruct
+from converters.ggml_base import GGML_TYPE_IDS
+from runtime.kernels.ggml_library import InitParams, PlanStruct, TensorStruct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
