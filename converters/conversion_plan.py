@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 
     from converters.checkpoint import Checkpoint, CheckpointTensor
     from converters.model_config import ModelDescription
+    from lmpack.converted_tensor import ConvertedTensor
 
 MAX_REST_NBYTES = 256 << 20  # headers take up to 100 MB; more that no tensor claims is no checkpoint
+CONVERTED_REASON = "tensors were quantized"
 _NO_HASH = "0" * 64
 
 PartLayout: TypeAlias = tuple[str, str, tuple[int, ...]]  # role, dtype, shape
@@ -80,8 +83,9 @@ class FilePlan:
             rest += tensor.offset - end
             end = tensor.offset + tensor.nbytes
             if isinstance(role, SharedTensor):
-                for start in range(0, tensor.nbytes, max_nbytes):
-                    yield SharedPiece(role.name, start, min(max_nbytes, tensor.nbytes - start))
+                step = _whole_rows(tensor, max_nbytes)
+                for start in range(0, tensor.nbytes, step):
+                    yield SharedPiece(role.name, start, min(step, tensor.nbytes - start))
             elif isinstance(role, SinglePart):
                 yield PartPiece(role.layer, role.expert, role.role, tensor.nbytes)
             else:
@@ -147,7 +151,11 @@ def plan_conversion(checkpoint: Checkpoint) -> ConversionPlan:
 
 
 def check_packable(
-    checkpoint: Checkpoint, plan: ConversionPlan, description: ModelDescription, page_size: int
+    checkpoint: Checkpoint,
+    plan: ConversionPlan,
+    description: ModelDescription,
+    page_size: int,
+    converted: tuple[ConvertedTensor, ...] = (),
 ) -> Manifest:
     """Write the manifest with empty hashes, read it back and return it; raises CheckpointError for what it cannot hold.
 
@@ -181,9 +189,10 @@ def check_packable(
         shared=tuple(replace(tensor, sha256=_NO_HASH) for tensor in shared),
         shared_nbytes=shared_nbytes,
         source=Source(checkpoint.kind, tuple(files)),
-        reproducible=True,
-        reason="",
+        reproducible=not converted,
+        reason=CONVERTED_REASON if converted else "",
         pack_id="",
+        converted=converted,
     )
     try:
         return Manifest.parse(draft.to_bytes(), checkpoint.path)
@@ -247,6 +256,13 @@ def _segment_name(role: TensorRole) -> str:
     if isinstance(role, StackedPart):
         return f"experts:{role.layer}:{role.role}"
     return f"expert:{role.layer}:{role.expert}:{role.role}"
+
+
+def _whole_rows(tensor: CheckpointTensor, max_nbytes: int) -> int:
+    """Return the most bytes, at most max_nbytes, that are whole rows of a matrix; max_nbytes when a row is longer."""
+    num_rows = math.prod(tensor.shape[:-1])
+    row_nbytes = tensor.nbytes // num_rows if num_rows and not tensor.nbytes % num_rows else max_nbytes
+    return max_nbytes // row_nbytes * row_nbytes or max_nbytes if row_nbytes else max_nbytes
 
 
 def _rest(first: int, nbytes: int, max_nbytes: int) -> Iterator[RestPiece]:

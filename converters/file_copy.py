@@ -185,7 +185,7 @@ class FileCopy:
             else:
                 lane = crc32(self._kept.encode())
                 work = partial(writer.write_kept, self._kept, piece.start, raw, stored=stored)
-            if conversion is not None:
+            if conversion is not None and not isinstance(piece, RestPiece):
                 work = partial(self._convert, conversion, piece, raw)
             todo.setdefault(lane % self._tools.jobs, []).append(work)
         for number, works in todo.items():

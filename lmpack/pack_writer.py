@@ -19,6 +19,7 @@ from lmpack.layer_entry import check_role, lay_out_parts, parse_dtype_and_shape
 from lmpack.manifest import (
     MANIFEST_FILE,
     SHARED_FILE,
+    ConvertedTensor,
     ExpertEntry,
     LayerEntry,
     Manifest,
@@ -233,6 +234,7 @@ class PackWriter:
         source: Source,
         reproducible: bool = True,
         reason: str = "",
+        converted: tuple[ConvertedTensor, ...] = (),
         compress: Callable[[Path, Manifest], Manifest] | None = None,
     ) -> Manifest:
         """Check that everything was written, store identical experts once, put the manifest last, rename.
@@ -255,6 +257,7 @@ class PackWriter:
             reproducible=reproducible,
             reason=reason,
             pack_id="",
+            converted=converted,
         )
         self._check_kept(source)
         raw = draft.to_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -114,7 +115,5 @@ def test_damaged_files_are_refused_or_give_weights(tmp_path: Path, container: st
         if raw:
             raw[pick.randrange(len(raw))] ^= 1 << pick.randrange(8)
         (tmp_path / "x").write_bytes(raw)
-        try:
+        with suppress(LmpackError):
             assert ImportanceMatrix.read(tmp_path / "x").weights
-        except LmpackError as error:
-            assert str(error).isprintable()
