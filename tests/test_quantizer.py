@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ROWS, COLUMNS = 6, 512
+SLOW_DTYPES = ("IQ1_S", "IQ1_M", "IQ2_XS", "IQ2_S")  # ggml first makes tables for them, for seconds
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,10 @@ def llamacpp() -> ctypes.CDLL:
     return library
 
 
-@pytest.mark.parametrize("dtype", QUANTIZED_DTYPES)
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(d, marks=pytest.mark.slow) if d in SLOW_DTYPES else d for d in QUANTIZED_DTYPES],
+)
 @pytest.mark.parametrize("with_imatrix", [False, True])
 def test_blocks_are_llamacpps(
     llamacpp: ctypes.CDLL, floats: NDArray[np.float32], dtype: str, with_imatrix: bool
