@@ -60,7 +60,8 @@ class Program:
     def __init__(self, library: GGMLLibrary) -> None:
         self._library = library
         self._contexts: list[int] = []
-        self._room = 0  # tensors that the last context still takes
+        self._tensor_context = 0
+        self._room = 0  # tensors that it still takes
         self._tensors: dict[int, TensorStruct] = {}  # by address
         self._inputs: dict[int, tuple[int, int]] = {}  # leaf -> number of the input, offset in bytes
         self._bound: dict[int, Callable[[Step], int]] = {}  # leaf -> its address in a step
@@ -180,11 +181,12 @@ class Program:
         return context
 
     def _new(self, name: str, *arguments: object) -> TensorStruct:
-        """Call one of ggml's functions that make a tensor."""
-        if self._room < 4:  # the largest number that one of them makes
-            self._tensor_context = self._context(_TENSORS_PER_CONTEXT * self._library.ggml_tensor_overhead())
+        """Call one of ggml's functions that make one tensor."""
+        if self._room == 0:
+            self._context(_TENSORS_PER_CONTEXT * self._library.ggml_tensor_overhead())
             self._room = _TENSORS_PER_CONTEXT
-        self._room -= 2
+            self._tensor_context = self._contexts[-1]
+        self._room -= 1
         address = getattr(self._library, name)(self._tensor_context, *arguments)
         tensor = TensorStruct.from_address(address)
         self._tensors[address] = tensor
