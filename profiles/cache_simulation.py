@@ -6,14 +6,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from lmpack.expert_key import ExpertKey
+from profiles.prefill_order import prefill_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-
-    from numpy.typing import NDArray
 
     from profiles.cache_policy import CachePolicy
     from profiles.routing_trace import RoutingTrace
@@ -65,8 +62,7 @@ class Simulation:
 def trace_demands(trace: RoutingTrace, pool: SlotPool) -> Iterator[Demand]:
     """What a run of the trace's tokens fetches from a pool, in order.
 
-    A token fetches its experts in the router's order; a chunk each of its experts once per layer, the busiest first,
-    and where they are more than the pool has slots, in waves.
+    A chunk fetches each expert once per layer, in prefill_order; where they are more than the pool has slots, in waves.
     """
     layers = [
         (index, [ExpertKey(layer, expert) for expert in range(trace.shape.num_experts[index])])
@@ -78,7 +74,7 @@ def trace_demands(trace: RoutingTrace, pool: SlotPool) -> Iterator[Demand]:
         for index, keys in layers:
             ids = trace.topk_ids[first:last, index]
             is_decode = len(ids) == 1
-            experts = ids[0].tolist() if is_decode else _busiest_first(ids)
+            experts = ids[0].tolist() if is_decode else prefill_order(ids)
             for wave in range(0, len(experts), pool.num_slots):
                 wanted = experts[wave : wave + pool.num_slots]
                 yield Demand(tuple(keys[expert] for expert in wanted), is_decode)
@@ -113,10 +109,3 @@ def simulate(
         else:
             prefill += figures
     return Simulation(prefill, decode)
-
-
-def _busiest_first(ids: NDArray[np.int16]) -> list[int]:
-    """The experts that a chunk's tokens chose, by how many did; among equals by number."""
-    counts = np.bincount(ids.ravel())
-    order: list[int] = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)].tolist()
-    return order

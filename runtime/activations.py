@@ -29,4 +29,5 @@ def activation_nbytes(manifest: Manifest, config: ModelConfig, context_length: i
     past = 2 * context_length * config.num_key_value_heads * config.head_dim  # keys and values as floats
     logits = 4 * config.vocab_size
     floats = _LIVE_COPIES * (chunk * (width + 3 * heads) + past + logits)
-    return _FLOAT_NBYTES * floats + 4 * SCORES_NBYTES
+    scores = min(SCORES_NBYTES, _FLOAT_NBYTES * config.num_attention_heads * chunk * context_length)
+    return _FLOAT_NBYTES * floats + 4 * scores

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from profiles.prefill_order import prefill_order
 from runtime.kernels.kernels import ExpertRows
 
 if TYPE_CHECKING:
@@ -104,12 +105,9 @@ class MoE:
         """Expert by expert, each fetched once, in waves of what fits: [n, hidden] -> [n, top_k, hidden]."""
         cache, bank, top_k = self.cache, self.cache.bank(self.layer), topk_ids.shape[1]
         chosen = topk_ids.flatten()
-        counts = torch.bincount(chosen)
-        places = chosen.argsort(stable=True).tensor_split(
-            counts.cumsum(0)[:-1].cpu()
-        )  # of each expert, in [n * top_k]
-        # The busiest first, so that the threads that share the work end together.
-        needed = counts.argsort(descending=True, stable=True)[: int(counts.count_nonzero())].tolist()
+        ends = torch.bincount(chosen).cumsum(0).cpu()
+        places = chosen.argsort(stable=True).tensor_split(ends[:-1])  # of each expert, in [n * top_k]
+        needed = prefill_order(topk_ids.cpu().numpy())
         capacity = cache.capacity(self.layer)
         outputs = x.new_empty(len(chosen), x.shape[1])
         for first in range(0, len(needed), capacity):

@@ -10,7 +10,7 @@ import torch
 
 from lmpack.errors import UsageError
 from runtime.kernels.kernels import load_kernels
-from tests.test_kernels import HIDDEN, Linear, inputs, weight
+from tests.kernel_cases import HIDDEN, Linear, inputs, weight
 
 
 def test_auto_is_ggml_where_its_library_loads() -> None:

@@ -16,7 +16,7 @@ DEMO = Path(__file__).parents[1] / "demo"
 GGUF = DEMO / "tiny-Q4_K_M.gguf"
 PROMPTS = DEMO / "prompts.jsonl"
 PACK = "demo.lmpack"
-HALF_RAM = "448MiB"  # room for half of the demo model's experts, beside what every run needs
+HALF_RAM = "432MiB"  # room for half of the demo model's experts, beside what every run needs
 
 
 @click.command(

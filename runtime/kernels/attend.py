@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from runtime.step import Step
 
-SCORES_NBYTES = 8 << 20
+SCORES_NBYTES = 4 << 20
 """Queries are taken in blocks whose scores fill no more than this; four copies of them are alive at once."""
 
 
