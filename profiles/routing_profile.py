@@ -15,14 +15,15 @@ from lmpack.errors import ProfileError
 from lmpack.expert_key import ExpertKey
 from profiles.routing_counts import RoutingCounts
 from profiles.routing_file import RoutingDescription, RoutingFile, write_routing_file
+from profiles.routing_shape import RoutingShape
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from lmpack.manifest import Manifest
     from profiles.routing_origin import RoutingOrigin
-    from profiles.routing_shape import RoutingShape
     from profiles.routing_trace import RoutingTrace
 
 
@@ -169,6 +170,14 @@ class RoutingProfile:
             )
         except ProfileError as error:
             raise ProfileError(f"{path}: {error}") from None
+
+    @classmethod
+    def load_for(cls, manifest: Manifest, path: Path) -> RoutingProfile:
+        """Read a profile that was recorded with a pack's model; raises ProfileError when it was another's."""
+        profile = cls.load(path)
+        shape = RoutingShape.of_manifest(manifest)
+        profile.require_fit(manifest.architecture, shape, f"{path} is the profile of another model")
+        return profile
 
 
 def _check_counts(name: str, array: NDArray[np.generic], shape: tuple[int, ...], most: int) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from profiles.last_session import LastSession
 from profiles.routing_profile import RoutingProfile
-from profiles.routing_shape import RoutingShape
 
 if TYPE_CHECKING:
     from lmpack.expert_key import ExpertKey
@@ -35,10 +34,4 @@ class WarmStart:
         if warm == LAST:
             session = LastSession(manifest)
             return cls(tuple(session.load()), session)
-        profile = RoutingProfile.load(Path(warm))
-        profile.require_fit(
-            manifest.architecture,
-            RoutingShape.of_manifest(manifest),
-            f"{warm} is the profile of another model",
-        )
-        return cls(tuple(profile.most_used()))
+        return cls(tuple(RoutingProfile.load_for(manifest, Path(warm)).most_used()))

@@ -29,6 +29,8 @@ from runtime.kv_cache import KV_DTYPES, KVCache, kv_nbytes
 from runtime.memory_budget import MemoryBudget
 from runtime.model import Model
 from runtime.model_config import ModelConfig
+from runtime.prefetch_choice import DEFAULT_PREFETCH, PrefetchChoice
+from runtime.prefetcher import GuessCounts, Prefetcher
 from runtime.run_stats import RunStats
 from runtime.sampler import Sampler, SamplingParams
 from runtime.tokenizer import load_tokenizer
@@ -101,6 +103,8 @@ class Engine:
     cache: ExpertCache
     kernels: Kernels
     model: Model
+    prefetch: str
+    guesses: GuessCounts
     context_length: int
     kv_dtype: str
     num_threads: int
@@ -123,6 +127,7 @@ class Engine:
         policy: str = DEFAULT_POLICY.name,
         warm: str | Path | None = None,
         verify_reads: bool = False,
+        prefetch: str = DEFAULT_PREFETCH,
         recorder: RoutingRecorder | None = None,
     ) -> Engine:
         """Open a pack for generation.
@@ -131,7 +136,8 @@ class Engine:
         `context_length` in tokens (None: the model's, at most DEFAULT_CONTEXT). `policy` decides which expert goes
         for another (PolicyChoice). `warm` is a routing profile whose most used experts are read in at once, or
         "last": those of the last session, and close() keeps this one's. `verify_reads` compares everything with the
-        manifest's checksums when it is first read; otherwise bytes are trusted. Raises PackError, UnsupportedError for
+        manifest's checksums when it is first read; otherwise bytes are trusted. `prefetch` says what guesses the
+        experts of the next layer (PrefetchChoice). Raises PackError, UnsupportedError for
         architectures that cannot run, BudgetError naming the smallest budget, ProfileError.
         """
         choice = PolicyChoice.parse(policy)
@@ -145,6 +151,7 @@ class Engine:
         config = ModelConfig.parse(pack.manifest.config)
         context_length = _check_context(context_length, config)
         start = WarmStart.read(warm, pack.manifest)
+        guessing = PrefetchChoice.parse(prefetch, pack.manifest)
         num_threads = num_threads or len(os.sched_getaffinity(0))
         torch_device = torch.device(device)
         budget = MemoryBudget.plan(
@@ -153,7 +160,8 @@ class Engine:
             dense_nbytes=dense_nbytes(pack.manifest),
             kv_nbytes=kv_nbytes(config, context_length, KV_DTYPES[kv_dtype]),
             buffers_nbytes=activation_nbytes(pack.manifest, config, context_length, PREFILL_CHUNK)
-            + decompression_nbytes(pack.manifest),
+            + decompression_nbytes(pack.manifest)
+            + guessing.nbytes,
             top_k=config.num_experts_per_tok,
         )
         io_choice = choose_io(io, pack, budget)
@@ -174,6 +182,10 @@ class Engine:
             model = Model(
                 pack.manifest, family, config, weights, cache, loaded_kernels, recorder, context_length
             )
+            prefetcher = None
+            if (predictor := guessing.predictor(model)) is not None:
+                prefetcher = Prefetcher(cache, predictor, pack.manifest.layers)
+                model.prefetch_with(prefetcher)
             tokenizer = load_tokenizer(pack)
             undo.pop_all()
         return cls(
@@ -185,6 +197,8 @@ class Engine:
             cache=cache,
             kernels=loaded_kernels,
             model=model,
+            prefetch=guessing.name,
+            guesses=prefetcher.counts if prefetcher is not None else GuessCounts(),
             context_length=context_length,
             kv_dtype=kv_dtype,
             num_threads=num_threads,
@@ -262,6 +276,10 @@ class Engine:
             bytes_read=self.cache.bytes_read,
             read_s=self.cache.read_s,
             drive_s=self.cache.drive_s,
+            prefetch=self.prefetch,
+            guessed=self.guesses.guessed,
+            guesses_needed=self.guesses.needed,
+            guesses_right=self.guesses.right,
             useful_guesses=self.cache.useful_guesses,
             wasted_guesses=self.cache.wasted_guesses,
             major_faults=resource.getrusage(resource.RUSAGE_SELF).ru_majflt - self.major_faults_before,

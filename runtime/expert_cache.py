@@ -82,6 +82,11 @@ class ExpertCache:
         """How many experts of this layer can be resident at once."""
         return self.store.num_slots(layer)
 
+    def absent(self, layer: int, experts: Iterable[int]) -> list[int]:
+        """Those of these experts of one layer that are not resident, in their order."""
+        slots = self._layers[layer].slots
+        return [expert for expert in experts if expert not in slots]
+
     def fetch(self, layer: int, experts: Sequence[int]) -> list[int]:
         """Slots of these experts of one layer, in their order, all resident until the next fetch begins.
 

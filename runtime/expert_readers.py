@@ -91,7 +91,8 @@ class ExpertReaders:
             if guess.begun:
                 self._num_guesses_running -= not guess.ended
             elif not guess.ended:
-                self._guesses.remove(guess)
+                if guess in self._guesses:  # it is not, when an interrupt came before start()
+                    self._guesses.remove(guess)
                 self._demands.append(guess)
         self._work.put(None)
 

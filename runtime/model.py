@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from runtime.kv_cache import KVCache
     from runtime.model_config import ModelConfig
     from runtime.moe import FeedForward
+    from runtime.prefetcher import Prefetcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,17 @@ class Model:
         )
         build = _LayerBuilder(manifest, family, config, weights, cache, kernels, recorder)
         self.layers = [build.layer(layer) for layer in range(config.num_hidden_layers)]
+
+    @property
+    def moes(self) -> list[MoE]:
+        """The MoE blocks in the order they run."""
+        blocks = (layer.feed_forward for layer in self.layers)
+        return [block for block in blocks if isinstance(block, MoE)]
+
+    def prefetch_with(self, prefetcher: Prefetcher) -> None:
+        """Let single tokens fetch their experts through a prefetcher, which may have learnt from this model."""
+        for moe in self.moes:
+            moe.prefetcher = prefetcher
 
     def forward(self, token_ids: Sequence[int], kv: KVCache) -> Tensor:
         """Final hidden states float32 [n, hidden] of the n tokens that follow the cache's; kv moves on."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from runtime.kernels.kernels import Kernels
     from runtime.kernels.operations import Operations, T
     from runtime.kernels.weight import Weight
+    from runtime.prefetcher import Prefetcher
     from runtime.router import Router
 
 
@@ -71,6 +72,8 @@ class MoE:
         self.cache = cache
         self.kernels = kernels
         self.recorder = recorder
+        self.prefetcher: Prefetcher | None = None
+        self.hits_first = True  # benchmarks/overlap.py shows what it gains
 
     def __call__(self, ops: Operations[T], x: T, num_tokens: int) -> T:
         topk_ids, topk_weights = ops.route(ops.linear(x, self.gate_inp), self.router)
@@ -92,7 +95,12 @@ class MoE:
     def _decode(self, x: Tensor, experts: list[int]) -> Tensor:
         """One token's: [1, hidden] -> [top_k, hidden]; those that are resident first, the others as they are read."""
         bank = self.cache.bank(self.layer)
-        fetch = self.cache.begin(self.layer, experts)
+        if self.prefetcher is not None:
+            fetch = self.prefetcher.begin(self.layer, x, experts)
+        else:
+            fetch = self.cache.begin(self.layer, experts)
+        if not self.hits_first:
+            fetch.wait()
         if not fetch.missing:
             return self.kernels.expert_ffn(x, fetch.slots, bank)
         outputs = x.new_empty(len(experts), x.shape[1])
@@ -113,6 +121,8 @@ class MoE:
         for first in range(0, len(needed), capacity):
             experts = needed[first : first + capacity]
             fetch = cache.begin(self.layer, experts)
+            if not self.hits_first:
+                fetch.wait()
             work = (
                 ExpertRows(fetch.slots[position], places[expert] // top_k, places[expert])
                 for arrived in fetch.arrivals()

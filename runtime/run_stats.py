@@ -41,7 +41,11 @@ class RunStats:
     bytes_read: int
     read_s: float  # waiting for the drive
     drive_s: float  # reading from it, whether anybody waited or not
-    useful_guesses: int
+    prefetch: str
+    guessed: int  # experts that a layer lacked and was expected to take
+    guesses_needed: int  # experts that it lacked and took
+    guesses_right: int  # both
+    useful_guesses: int  # that were read, or on their way, when they were asked for
     wasted_guesses: int
     major_faults: int
     peak_rss_nbytes: int
@@ -68,6 +72,16 @@ class RunStats:
         """Bytes read over bytes of the experts needed, each once per layer and chunk: above 1 some came twice."""
         return self.prefill_bytes_read / self.prefill_bytes_asked if self.prefill_bytes_asked else None
 
+    @property
+    def guess_precision(self) -> float | None:
+        """Share of the guessed experts that were needed; None without guesses."""
+        return self.guesses_right / self.guessed if self.guessed else None
+
+    @property
+    def guess_recall(self) -> float | None:
+        """Share of the experts needed that had been guessed; None when none were."""
+        return self.guesses_right / self.guesses_needed if self.guesses_needed else None
+
     def limit(self) -> str:
         """What limits this run, in one sentence."""
         tokens = self.prefill_tokens + self.decode_tokens
@@ -91,6 +105,8 @@ class RunStats:
             "waiting_share": self.waiting_share,
             "drive_bytes_per_s": self.drive_bytes_per_s,
             "prefill_read_ratio": self.prefill_read_ratio,
+            "guess_precision": self.guess_precision,
+            "guess_recall": self.guess_recall,
             "limit": self.limit(),
             "prefill_tokens_per_s": _rate(self.prefill_tokens, self.prefill_s),
             "decode_tokens_per_s": _rate(self.decode_tokens, self.decode_s),
@@ -119,8 +135,11 @@ class RunStats:
                 + f", up to {self.num_readers} reads at a time ({self.io_reason}); waited {self.read_s:.2f} s, "
                 f"{self.waiting_share:.0%} of the time; {self.major_faults} major faults"
             )
-            if self.useful_guesses + self.wasted_guesses:
-                lines.append(f"guesses   {self.useful_guesses} useful, {self.wasted_guesses} read in vain")
+            if self.guess_precision is not None and self.guess_recall is not None:
+                lines.append(
+                    f"guesses   by {self.prefetch}: {self.guess_precision:.0%} right, {self.guess_recall:.0%} of "
+                    f"what was needed; {self.useful_guesses} reads useful, {self.wasted_guesses} in vain"
+                )
             if self.prefill_read_ratio is not None:
                 lines.append(
                     f"prompt    {self.prefill_read_ratio:.2f} bytes read for each byte of experts it needed"

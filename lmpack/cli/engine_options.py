@@ -30,6 +30,7 @@ class EngineOptions:
     kv_dtype: str
     policy: str | None
     warm: str | None
+    prefetch: str | None
     verify_reads: bool
 
     def with_context(self, context: int) -> EngineOptions:
@@ -43,6 +44,7 @@ class EngineOptions:
         """
         from profiles.policy_choice import DEFAULT_POLICY
         from runtime.engine import Engine
+        from runtime.prefetch_choice import DEFAULT_PREFETCH
 
         try:
             engine = Engine.load(
@@ -55,6 +57,7 @@ class EngineOptions:
                 kv_dtype=self.kv_dtype,
                 policy=self.policy or DEFAULT_POLICY.name,
                 warm=self.warm,
+                prefetch=self.prefetch or DEFAULT_PREFETCH,
                 verify_reads=self.verify_reads,
                 recorder=recorder,
             )
@@ -144,6 +147,12 @@ def _add_options(ram: str, context: str, command: Callable[..., Any]) -> Callabl
         metavar="PROFILE|last",
         help="Start with a profile's most used experts in memory, or with those the last session ended with "
         "(and keep this one's for the next).",
+    )
+    @click.option(
+        "--prefetch",
+        metavar="off|router|profile:FILE",
+        help="Begin to read what the next layer may need: what its router says one layer early, or what followed in "
+        "a profile. Default: off.",
     )
     @click.option(
         "--verify-reads",
