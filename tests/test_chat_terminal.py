@@ -27,7 +27,8 @@ PASTE, END_OF_PASTE = "\x1b[200~", "\x1b[201~"
 DEADLINE_S = 60
 # A terminal sends SIGINT to the session whose terminal it is: make it the chat's before the chat starts.
 LOGIN = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # which the jobs of a shell's background ignore
 os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.executable, [sys.executable, "-m", "lmpack", *sys.argv[1:]])

@@ -161,7 +161,13 @@ def run_command(pack: Path, shim: Path, **environment: str) -> subprocess.Popen[
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=_heed_interrupts,  # noqa: PLW1509 (no other thread runs here)
     )
+
+
+def _heed_interrupts() -> None:
+    """Undo what a shell does to the jobs it puts in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_a_run_that_meets_a_read_error_ends_with_one_line_that_names_the_expert(
