@@ -68,7 +68,7 @@ class DirectStore:
     def acquire(self, key: ExpertKey) -> int | None:
         return self._pool(key.layer).acquire(key)
 
-    def read(self, key: ExpertKey, slot: int) -> None:
+    def read(self, key: ExpertKey, slot: int) -> int:
         target = self._pool(key.layer).view(key.layer, slot)
         room = target if self._compressed is None else self._compressed.room()
         with self._files.open(key, os.O_DIRECT if self.direct else 0) as descriptor:
@@ -86,6 +86,7 @@ class DirectStore:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         if self._compressed is not None:
             self._compressed.restore(key, target)
+        return nbytes
 
     def release(self, key: ExpertKey, slot: int) -> None:
         self._pool(key.layer).release(slot)

@@ -16,17 +16,17 @@ from lmpack.errors import UsageError
 from lmpack.pack import Pack
 from profiles.policy_choice import DEFAULT_POLICY, PolicyChoice
 from profiles.warm_start import WarmStart
-from runtime.activations import activation_nbytes
-from runtime.compressed_experts import decompression_nbytes
-from runtime.dense_weights import DenseWeights, dense_nbytes
+from runtime.compute_device import ComputeDevice
+from runtime.dense_weights import DenseWeights
+from runtime.device_store import DeviceStore
 from runtime.expert_cache import ExpertCache
 from runtime.expert_store import open_store
 from runtime.families.registry import find_family
 from runtime.free_memory import peak_resident_nbytes
-from runtime.io_choice import IoChoice, choose_io
+from runtime.io_choice import IoChoice, choose_io, device_io
 from runtime.kernels.kernels import load_kernels
-from runtime.kv_cache import KV_DTYPES, KVCache, kv_nbytes
-from runtime.memory_budget import MemoryBudget
+from runtime.kv_cache import KV_DTYPES, KVCache
+from runtime.memory_tiers import MemoryTiers
 from runtime.model import Model
 from runtime.model_config import ModelConfig
 from runtime.prefetch_choice import DEFAULT_PREFETCH, PrefetchChoice
@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 
     from profiles.last_session import LastSession
     from profiles.routing_recorder import RoutingRecorder
+    from runtime.expert_store import ExpertStore
     from runtime.kernels.kernels import Kernels
+    from runtime.memory_budget import MemoryBudget
     from runtime.tokenizer import Tokenizer
 
 PREFILL_CHUNK = 512  # tokens; the same whatever the budget, so that the budget cannot change a bit
@@ -99,7 +101,7 @@ class Engine:
     io_choice: IoChoice
     config: ModelConfig
     tokenizer: Tokenizer
-    budget: MemoryBudget
+    tiers: MemoryTiers
     cache: ExpertCache
     kernels: Kernels
     model: Model
@@ -118,6 +120,7 @@ class Engine:
         path: str | Path,
         *,
         ram: int | None = None,
+        vram: int | None = None,
         io: str = "auto",
         kernels: str = "auto",
         device: str = "cpu",
@@ -132,7 +135,8 @@ class Engine:
     ) -> Engine:
         """Open a pack for generation.
 
-        `ram` is a hard limit in bytes on all the process keeps (None: what is free now, less headroom);
+        `ram` is a hard limit in bytes on all the process keeps (None: what is free now, less headroom); `device`
+        computes: cpu, cuda or cuda:N, and `vram` limits what is kept on a GPU, CUDA's own context aside;
         `context_length` in tokens (None: the model's, at most DEFAULT_CONTEXT). `policy` decides which expert goes
         for another (PolicyChoice). `warm` is a routing profile whose most used experts are read in at once, or
         "last": those of the last session, and close() keeps this one's. `verify_reads` compares everything with the
@@ -153,27 +157,35 @@ class Engine:
         start = WarmStart.read(warm, pack.manifest)
         guessing = PrefetchChoice.parse(prefetch, pack.manifest)
         num_threads = num_threads or len(os.sched_getaffinity(0))
-        torch_device = torch.device(device)
-        budget = MemoryBudget.plan(
+        compute_device = ComputeDevice.find(device)
+        tiers = MemoryTiers.plan(
             pack.manifest,
+            config,
+            compute_device,
             ram_nbytes=ram,
-            dense_nbytes=dense_nbytes(pack.manifest),
-            kv_nbytes=kv_nbytes(config, context_length, KV_DTYPES[kv_dtype]),
-            buffers_nbytes=activation_nbytes(pack.manifest, config, context_length, PREFILL_CHUNK)
-            + decompression_nbytes(pack.manifest)
-            + guessing.nbytes,
-            top_k=config.num_experts_per_tok,
+            vram_nbytes=vram,
+            context_length=context_length,
+            kv_dtype=KV_DTYPES[kv_dtype],
+            chunk=PREFILL_CHUNK,
+            guessing_nbytes=guessing.nbytes,
         )
-        io_choice = choose_io(io, pack, budget)
-        weights = DenseWeights(pack, torch_device, verify=verify_reads)
+        io_choice = choose_io(io, pack, tiers.compute) if tiers.ram is None else device_io(io)
+        weights = DenseWeights(pack, compute_device.torch_device, verify=verify_reads)
         with ExitStack() as undo:
-            loaded_kernels = load_kernels(kernels, num_threads=num_threads)
+            loaded_kernels = load_kernels(kernels, num_threads=num_threads, device=compute_device.name)
             undo.callback(loaded_kernels.close)
-            store = open_store(io_choice.store, pack, budget, verify=verify_reads)
+            store: ExpertStore
+            if tiers.ram is None:
+                store = open_store(io_choice.store, pack, tiers.compute, verify=verify_reads)
+            else:
+                copies = compute_device.open_copies()
+                store = DeviceStore.open(
+                    pack, tiers.compute, tiers.ram, choice.make, copies, verify=verify_reads
+                )
             undo.callback(store.close)
             cache = ExpertCache(
                 store,
-                budget,
+                tiers.compute,
                 lambda pool: choice.make(pool, most_used=start.keys),
                 num_readers=io_choice.num_readers,
             )
@@ -193,7 +205,7 @@ class Engine:
             io_choice=io_choice,
             config=config,
             tokenizer=tokenizer,
-            budget=budget,
+            tiers=tiers,
             cache=cache,
             kernels=loaded_kernels,
             model=model,
@@ -207,15 +219,20 @@ class Engine:
             session=start.session,
         )
 
+    @property
+    def budget(self) -> MemoryBudget:
+        """Of the memory that the arithmetic works in."""
+        return self.tiers.compute
+
     def new_kv(self) -> KVCache:
         """An empty KV cache of this engine's context length."""
         return KVCache(self.config, self.context_length, KV_DTYPES[self.kv_dtype], self.model.device)
 
     def forward(self, token_ids: Sequence[int], kv: KVCache, *, all_logits: bool = False) -> Tensor:
-        """Logits float32 [1, vocab] after the last of `token_ids`, or [n, vocab] after each; kv moves on."""
+        """Logits float32 [1, vocab], in RAM, after the last of `token_ids`, or [n, vocab] after each; kv moves on."""
         with torch.inference_mode():
             hidden = self.hidden(token_ids, kv)
-            return self.model.logits(hidden if all_logits else hidden[-1:])
+            return self.model.logits(hidden if all_logits else hidden[-1:]).cpu()
 
     def hidden(self, token_ids: Sequence[int], kv: KVCache) -> Tensor:
         """Final hidden states float32 [n, hidden] of `token_ids`, which follow the cache's; kv moves on."""
@@ -257,6 +274,7 @@ class Engine:
 
     def stats(self) -> RunStats:
         """What this engine used and did since it was loaded."""
+        store = self.cache.store
         return RunStats(
             architecture=self.pack.manifest.architecture,
             kernels=self.kernels.name,
@@ -264,13 +282,17 @@ class Engine:
             policy=self.cache.policy_name,
             num_threads=self.num_threads,
             context_length=self.context_length,
-            ram_nbytes=self.budget.total_nbytes,
+            device=self.tiers.device,
+            ram_nbytes=(self.tiers.ram or self.tiers.compute).total_nbytes,
+            vram_nbytes=self.tiers.compute.total_nbytes if self.tiers.ram is not None else None,
             expert_slots_nbytes=self.budget.experts_nbytes,
+            ram_tier_nbytes=self.tiers.ram.experts_nbytes if self.tiers.ram is not None else 0,
             io_reason=self.io_choice.reason,
             num_readers=self.io_choice.num_readers,
             **asdict(self.timings),
             hits=self.cache.hits,
             misses=self.cache.misses,
+            ram_hits=store.ram.hits if isinstance(store, DeviceStore) else 0,
             evictions=self.cache.evictions,
             experts_warmed=self.cache.warmed,
             bytes_read=self.cache.bytes_read,

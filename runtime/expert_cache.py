@@ -27,9 +27,8 @@ class ExpertCache:
     """Keeps as many experts of each layout resident as the store has slots, each in a slot that does not move.
 
     Called from one thread at a time. `hits` and `misses` count an expert once per fetch that asks for it, a guess
-    that is still on its way as a miss; `bytes_asked` is what those
-    experts take, resident or not; `bytes_read` is what reads took, those of guesses included, `read_s` the
-    seconds by `clock` that fetches waited. A guess counts as useful when it is asked for, as wasted when it was
+    that is still on its way as a miss; `bytes_asked` is what those experts take, resident or not; `bytes_read` is
+    what reads took from the drive, those of guesses included, `read_s` the seconds by `clock` that fetches waited. A guess counts as useful when it is asked for, as wasted when it was
     read and goes before that.
     """
 
@@ -252,7 +251,7 @@ class ExpertCache:
                 residents.slots[read.key.expert] = read.slot
                 residents.policy.touch(read.key)
                 self.misses += 1
-                self.bytes_read += residents.stride
+                self.bytes_read += read.drive_nbytes
         else:
             fetch.abandoned = True
             self.readers.settle(reads)
@@ -270,7 +269,7 @@ class ExpertCache:
             self.store.release(guess.key, guess.slot)
             return False
         residents.slots[expert] = guess.slot
-        self.bytes_read += residents.stride
+        self.bytes_read += guess.drive_nbytes
         self.useful_guesses += 1
         return True
 
@@ -323,7 +322,7 @@ class ExpertCache:
         self.readers.settle([guess])
         if guess.begun and guess.error is None:
             self.wasted_guesses += 1
-            self.bytes_read += residents.stride
+            self.bytes_read += guess.drive_nbytes
         self.store.release(guess.key, guess.slot)
 
 

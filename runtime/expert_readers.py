@@ -31,6 +31,7 @@ class Read:
     begun: bool = False
     ended: bool = False  # read, failed, or cancelled
     error: BaseException | None = None
+    drive_nbytes: int = 0  # what it took from the drive
 
 
 class ExpertReaders:
@@ -45,11 +46,12 @@ class ExpertReaders:
 
     def __init__(
         self,
-        read: Callable[[ExpertKey, int], object],
+        read: Callable[[ExpertKey, int], int],
         num_threads: int = NUM_READERS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`read(key, slot)` runs in `num_threads` threads and a few more for guesses; what it raises is kept."""
+        """`read(key, slot)` runs in `num_threads` threads and a few more for guesses and returns the bytes that
+        the drive gave; what it raises is kept."""
         self._read = read
         self._clock = clock
         self._lock = threading.Lock()
@@ -134,7 +136,7 @@ class ExpertReaders:
             self._work.get()
             while (read := self._next()) is not None:
                 try:
-                    self._read(read.key, read.slot)
+                    read.drive_nbytes = self._read(read.key, read.slot)
                 except BaseException as error:  # noqa: BLE001 (raised again by whoever waits for it)
                     read.error = error
                 self._end(read)

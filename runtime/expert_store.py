@@ -33,10 +33,10 @@ class ExpertStore(Protocol):
     def acquire(self, key: ExpertKey) -> int | None:
         """A slot of `bank(key.layer)` for an expert that has none; None when all are taken."""
 
-    def read(self, key: ExpertKey, slot: int) -> None:
+    def read(self, key: ExpertKey, slot: int) -> int:
         """Read an expert into the slot it acquired; several threads may read at once, each another slot.
 
-        Raises StorageError, which names layer and expert, when it cannot be read; the store goes on working.
+        Returns how many bytes came from the drive. Raises StorageError, which names layer and expert, when it cannot be read; the store goes on working.
         """
 
     def release(self, key: ExpertKey, slot: int) -> None:

@@ -66,6 +66,15 @@ def choose_io(name: str, pack: Pack, budget: MemoryBudget, *, anew: bool = False
     return fastest(rates, f"measured now, but not remembered: {failure}" if failure else "measured now")
 
 
+def device_io(name: str) -> IoChoice:
+    """How experts are read that go on to a compute device with memory of its own."""
+    if name == "mmap":
+        raise UsageError("--io mmap leaves no memory to copy to a GPU from; use --io direct or auto")
+    return IoChoice(
+        "direct", NUM_READERS, "asked for" if name == "direct" else "for a GPU it is always direct"
+    )
+
+
 def fastest(rates: Rates, when: str) -> IoChoice:
     """The faster store, and the fewest reads in flight that are near its best."""
     best = {store: max(by_depth.values()) for store, by_depth in rates.items()}

@@ -11,7 +11,7 @@ from runtime.expert_layout import expert_layouts
 from runtime.free_memory import free_memory_nbytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from lmpack.manifest import Manifest
     from runtime.expert_layout import ExpertLayout
@@ -22,6 +22,19 @@ budget which is legal today is legal tomorrow."""
 _HEADROOM = 0.1
 """Of what is free now, the share that a run without --ram leaves to everybody else."""
 _MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A kind of memory that a budget is made for."""
+
+    name: str
+    option: str  # that limits it
+    process_nbytes: int
+    free_nbytes: Callable[[], int]
+
+
+RAM = Memory("memory", "--ram", PROCESS_NBYTES, free_memory_nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,29 +59,40 @@ class MemoryBudget:
         kv_nbytes: int,
         buffers_nbytes: int,
         top_k: int,
+        memory: Memory = RAM,
+        elsewhere: Sequence[int] | None = None,
     ) -> MemoryBudget:
         """Give the experts what the rest leaves of `ram_nbytes` (None: what is free now, less a tenth).
 
         Every layout gets at least `top_k` slots, what one token needs in one layer, and no more than it has
         experts; beyond that, the layouts share by the bytes they lack, so that no layout loses when the budget
-        grows. Raises BudgetError naming the smallest budget that works.
+        grows. Of each layout so many experts can be `elsewhere`, in faster memory, and need no slot but `top_k` to
+        come and go through. `memory` is the kind that is given out, `ram_nbytes` of it. Raises BudgetError naming
+        the smallest budget that works.
         """
-        total = ram_nbytes if ram_nbytes is not None else int(free_memory_nbytes() * (1 - _HEADROOM))
+        total = ram_nbytes if ram_nbytes is not None else int(memory.free_nbytes() * (1 - _HEADROOM))
         layouts = expert_layouts(manifest)
         least = [min(top_k, layout.num_experts) for layout in layouts]
-        fixed = PROCESS_NBYTES + dense_nbytes + kv_nbytes + buffers_nbytes
+        most = [layout.num_experts for layout in layouts]
+        if elsewhere is not None:
+            most = [min(all_, all_ - gone + top_k) for all_, gone in zip(most, elsewhere, strict=True)]
+        purposes = {
+            "process": memory.process_nbytes,
+            "dense weights": dense_nbytes,
+            "KV cache": kv_nbytes,
+            "buffers": buffers_nbytes,
+        }
+        fixed = sum(purposes.values())
         smallest = fixed + sum(slots * layout.stride for slots, layout in zip(least, layouts, strict=True))
         if total < smallest:
-            given = "the memory budget" if ram_nbytes is not None else "the memory that is free now"
+            given = f"the {memory.name} " + ("budget" if ram_nbytes is not None else "that is free now")
             raise BudgetError(
-                f"{given} is {format_nbytes(total)}, too little for this model: process "
-                f"{format_nbytes(PROCESS_NBYTES)}, dense weights {format_nbytes(dense_nbytes)}, KV cache "
-                f"{format_nbytes(kv_nbytes)}, buffers {format_nbytes(buffers_nbytes)} and {sum(least)} experts take "
-                f"{format_nbytes(smallest)}; use --ram {-(-smallest // _MIB)}MiB or more, or a smaller --context; "
-                f"the smallest is {smallest} bytes"
+                f"{given} is {format_nbytes(total)}, too little for this model: {_list(purposes)} and {sum(least)} "
+                f"experts take {format_nbytes(smallest)}; use {memory.option} {-(-smallest // _MIB)}MiB or more"
+                f"{', or a smaller --context' if kv_nbytes else ''}; the smallest is {smallest} bytes"
             )
-        slots = _share(layouts, least, total - smallest)
-        return cls(total, PROCESS_NBYTES, dense_nbytes, kv_nbytes, buffers_nbytes, layouts, slots)
+        slots = _share(layouts, least, most, total - smallest)
+        return cls(total, memory.process_nbytes, dense_nbytes, kv_nbytes, buffers_nbytes, layouts, slots)
 
     @property
     def experts_nbytes(self) -> int:
@@ -83,22 +107,28 @@ class MemoryBudget:
 
     def describe(self) -> str:
         """One line for people."""
-        return (
-            f"budget {format_nbytes(self.total_nbytes)}: dense {format_nbytes(self.dense_nbytes)}, "
-            f"KV {format_nbytes(self.kv_nbytes)}, buffers {format_nbytes(self.buffers_nbytes)}, process "
-            f"{format_nbytes(self.process_nbytes)}, experts {format_nbytes(self.experts_nbytes)} "
-            f"({self.resident_share:.0%} resident)"
-        )
+        purposes = {
+            "dense": self.dense_nbytes,
+            "KV": self.kv_nbytes,
+            "buffers": self.buffers_nbytes,
+            "process": self.process_nbytes,
+            "experts": self.experts_nbytes,
+        }
+        return f"budget {format_nbytes(self.total_nbytes)}: {_list(purposes)} ({self.resident_share:.0%} resident)"
 
 
-def _share(layouts: Sequence[ExpertLayout], least: Sequence[int], extra_nbytes: int) -> tuple[int, ...]:
+def _list(purposes: Mapping[str, int]) -> str:
+    return ", ".join(f"{purpose} {format_nbytes(nbytes)}" for purpose, nbytes in purposes.items() if nbytes)
+
+
+def _share(
+    layouts: Sequence[ExpertLayout], least: Sequence[int], most: Sequence[int], extra_nbytes: int
+) -> tuple[int, ...]:
     """Slots per layout: the least, and of the rest a share by what its experts beyond the least take."""
-    wanted = [
-        (layout.num_experts - slots) * layout.stride for layout, slots in zip(layouts, least, strict=True)
-    ]
+    wanted = [(high - low) * layout.stride for layout, low, high in zip(layouts, least, most, strict=True)]
     all_wanted = sum(wanted)
     if all_wanted <= extra_nbytes:
-        return tuple(layout.num_experts for layout in layouts)
+        return tuple(most)
     return tuple(
         slots + extra_nbytes * want // all_wanted // layout.stride
         for layout, slots, want in zip(layouts, least, wanted, strict=True)

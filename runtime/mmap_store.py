@@ -95,7 +95,7 @@ class MmapStore:
         places.taken += 1
         return key.expert
 
-    def read(self, key: ExpertKey, slot: int) -> None:
+    def read(self, key: ExpertKey, slot: int) -> int:
         region = self._layer(key.layer)
         self._drop_released()
         with self._files.open(key) as descriptor:
@@ -103,6 +103,7 @@ class MmapStore:
                 nbytes = min(_WILLNEED_NBYTES, region.stride - offset)
                 os.posix_fadvise(descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
             region.map(slot, descriptor)
+        return region.stride
 
     def release(self, key: ExpertKey, slot: int) -> None:
         self._layer(key.layer).empty(slot)

@@ -71,7 +71,7 @@ def measure_perplexity(
 def _losses(engine: Engine, token_ids: Sequence[int], first: int) -> torch.Tensor:
     """Negative log-probabilities float64 of token_ids[first + 1:], each given all before it."""
     hidden = engine.hidden(token_ids, engine.new_kv())[first:-1]
-    targets = torch.tensor(token_ids[first + 1 :])
+    targets = torch.tensor(token_ids[first + 1 :], device=hidden.device)
     rows = []
     with torch.inference_mode():
         for start in range(0, len(targets), _LOGIT_ROWS):

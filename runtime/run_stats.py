@@ -24,8 +24,11 @@ class RunStats:
     policy: str
     num_threads: int
     context_length: int
+    device: str
     ram_nbytes: int
-    expert_slots_nbytes: int
+    vram_nbytes: int | None  # null on the CPU, where there is one memory
+    expert_slots_nbytes: int  # on the device
+    ram_tier_nbytes: int  # of the experts between the device and the drive
     prefill_tokens: int
     prefill_s: float
     decode_tokens: int
@@ -36,6 +39,7 @@ class RunStats:
     decode_read_s: float  # of decode_s, waiting for the drive
     hits: int
     misses: int
+    ram_hits: int  # of the misses, those that were in the RAM tier
     evictions: int
     experts_warmed: int
     bytes_read: int
@@ -115,18 +119,19 @@ class RunStats:
     def describe(self) -> str:
         """A few lines for people."""
         lines = [
-            f"ran       {self.architecture} on {self.kernels} kernels, {counted(self.num_threads, 'thread')}",
+            f"ran       {self.architecture} on {self.kernels} kernels, {counted(self.num_threads, 'thread')}"
+            + (f", device {self.device}" if self.vram_nbytes is not None else ""),
             f"prefill   {counted(self.prefill_tokens, 'token')} in {self.prefill_s:.2f} s"
             + _per_second(self.prefill_tokens, self.prefill_s),
             f"decode    {counted(self.decode_tokens, 'token')} in {self.decode_s:.2f} s"
             + _per_second(self.decode_tokens, self.decode_s),
-            f"memory    {format_nbytes(self.ram_nbytes)} budget, {format_nbytes(self.expert_slots_nbytes)} "
-            + f"of it for experts; {format_nbytes(self.peak_rss_nbytes)} peak resident",
+            f"memory    {self._memory()}; {format_nbytes(self.peak_rss_nbytes)} peak resident",
         ]
         if self.hits + self.misses:
             lines.append(
                 f"experts   {self.policy} over the {self.store} store: {self.hit_rate:.1%} hits, "
-                f"{self.misses} read, {self.evictions} evicted"
+                f"{self.misses - self.ram_hits} read, {self.evictions} evicted"
+                + (f", {self.ram_hits} from the RAM tier" if self.vram_nbytes is not None else "")
                 + (f", {self.experts_warmed} there at the start" if self.experts_warmed else "")
             )
             lines.append(
@@ -146,6 +151,15 @@ class RunStats:
                 )
         lines.append(f"limit     {self.limit()}")
         return "\n".join(lines)
+
+    def _memory(self) -> str:
+        experts = format_nbytes(self.expert_slots_nbytes)
+        if self.vram_nbytes is None:
+            return f"{format_nbytes(self.ram_nbytes)} budget, {experts} of it for experts"
+        return (
+            f"{format_nbytes(self.vram_nbytes)} device budget, {experts} of it for experts; RAM "
+            f"{format_nbytes(self.ram_nbytes)}, {format_nbytes(self.ram_tier_nbytes)} for others"
+        )
 
 
 def _rate(tokens: int, seconds: float) -> float | None:

@@ -37,11 +37,11 @@ class VerifiedStore:
     def acquire(self, key: ExpertKey) -> int | None:
         return self._store.acquire(key)
 
-    def read(self, key: ExpertKey, slot: int) -> None:
-        self._store.read(key, slot)
+    def read(self, key: ExpertKey, slot: int) -> int:
+        drive_nbytes = self._store.read(key, slot)
         expert = self._pack.manifest.layer(key.layer).experts[key.expert]
         if expert.file in self._verified:
-            return
+            return drive_nbytes
         bank = self._store.bank(key.layer)
         found = hashlib.sha256(bank.storage[slot * bank.stride : (slot + 1) * bank.stride].cpu().numpy().data)
         if found.hexdigest() != expert.sha256:
@@ -50,6 +50,7 @@ class VerifiedStore:
                 f"says {expert.sha256[:12]}...; run: lmpack validate {self._pack.path}"
             )
         self._verified.add(expert.file)
+        return drive_nbytes
 
     def release(self, key: ExpertKey, slot: int) -> None:
         self._store.release(key, slot)

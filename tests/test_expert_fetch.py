@@ -37,11 +37,11 @@ class SlowStore(DirectStore):
         self.begins: SimpleQueue[ExpertKey] = SimpleQueue()
         self._may_read: dict[ExpertKey, threading.Event] = {}
 
-    def read(self, key: ExpertKey, slot: int) -> None:
+    def read(self, key: ExpertKey, slot: int) -> int:
         self.begun.append(key)
         self.begins.put(key)
         assert self._gate(key).wait(timeout=60)
-        super().read(key, slot)
+        return super().read(key, slot)
 
     def let(self, layer: int, *experts: int) -> None:
         for expert in experts:

@@ -26,10 +26,11 @@ class Gate:
         self.ended: list[ExpertKey] = []
         self._may_end = {key: threading.Event() for key in KEYS}
 
-    def __call__(self, key: ExpertKey, slot: int) -> None:
+    def __call__(self, key: ExpertKey, slot: int) -> int:
         self.begun.put(key)
         assert self._may_end[key].wait(timeout=60)
         self.ended.append(key)
+        return 0
 
     def open(self, *keys: ExpertKey) -> None:
         for key in keys:
@@ -41,7 +42,7 @@ def make_readers() -> Iterator[Callable[..., ExpertReaders]]:
     """Two threads and those for guesses; closed after the test."""
     opened: list[ExpertReaders] = []
 
-    def make(read: Callable[[ExpertKey, int], object]) -> ExpertReaders:
+    def make(read: Callable[[ExpertKey, int], int]) -> ExpertReaders:
         opened.append(ExpertReaders(read, num_threads=2))
         return opened[-1]
 
@@ -64,10 +65,16 @@ def wait(reads: Sequence[Read]) -> None:
 
 
 def test_each_expert_is_read_once_into_its_slot(make_readers: Callable[..., ExpertReaders]) -> None:
-    read: list[tuple[ExpertKey, int]] = []
-    readers = make_readers(lambda key, slot: read.append((key, slot)))
-    wait(start(readers, KEYS))
-    assert sorted(read) == [(key, 100 + key.expert) for key in KEYS]
+    reads: list[tuple[ExpertKey, int]] = []
+
+    def read(key: ExpertKey, slot: int) -> int:
+        reads.append((key, slot))
+        return key.expert
+
+    started = start(make_readers(read), KEYS)
+    wait(started)
+    assert [read.drive_nbytes for read in started] == [key.expert for key in KEYS]
+    assert sorted(reads) == [(key, 100 + key.expert) for key in KEYS]
 
 
 def test_reads_overlap(make_readers: Callable[..., ExpertReaders]) -> None:
@@ -78,9 +85,10 @@ def test_reads_overlap(make_readers: Callable[..., ExpertReaders]) -> None:
 def test_a_failure_is_kept_with_its_read_and_the_threads_go_on(
     make_readers: Callable[..., ExpertReaders],
 ) -> None:
-    def fail_on_odd(key: ExpertKey, slot: int) -> None:
+    def fail_on_odd(key: ExpertKey, slot: int) -> int:
         if key.expert % 2:
             raise OSError(f"{key} failed")
+        return 0
 
     readers = make_readers(fail_on_odd)
     for _ in range(2):
@@ -108,9 +116,10 @@ def test_a_demand_is_read_before_guesses_that_were_there_first(
 def test_few_guesses_are_under_way_at_once(make_readers: Callable[..., ExpertReaders]) -> None:
     places = threading.BoundedSemaphore(MAX_GUESSES_IN_FLIGHT)
 
-    def read(key: ExpertKey, slot: int) -> None:
+    def read(key: ExpertKey, slot: int) -> int:
         assert places.acquire(blocking=False)
         places.release()
+        return 0
 
     guesses = start(make_readers(read), KEYS, is_guess=True)
     wait(guesses)
@@ -192,8 +201,9 @@ def test_closing_joins_the_threads_and_starts_nothing_that_waits(
 def test_it_knows_how_long_it_was_reading() -> None:
     now = [10.0]
 
-    def read(key: ExpertKey, slot: int) -> None:
+    def read(key: ExpertKey, slot: int) -> int:
         now[0] += 2.0
+        return 0
 
     readers = ExpertReaders(read, num_threads=1, clock=lambda: now[0])
     wait(start(readers, KEYS[:1]))

@@ -1,4 +1,4 @@
-"""What both expert stores promise, and what each promises beyond that."""
+"""What the expert stores promise, and what each promises beyond that."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ import pytest
 from lmpack.errors import StorageError, UsageError
 from lmpack.expert_key import ExpertKey
 from lmpack.pack import Pack
+from profiles.policies.lru import LRU
+from runtime.device_store import DeviceStore
 from runtime.direct_store import DirectStore, refusal_of_direct_reads
 from runtime.expert_store import open_store
 from runtime.mmap_store import MmapStore
+from runtime.twin_copies import TwinCopies
 from tests.expert_packs import (
     SMALL,
     all_keys,
@@ -34,13 +37,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from runtime.expert_store import ExpertStore
+    from runtime.memory_budget import MemoryBudget
 
 TINY = [("down", "F32", (4, 4))]  # one page
+
+
+def twin_store(pack: Pack, budget: MemoryBudget) -> DeviceStore:
+    """Slots in a device's memory, over a RAM tier of three and two."""
+    ram_budget = budget_with_slots(pack.manifest, *(3, 2)[: len(budget.layouts)])
+    return DeviceStore.open(pack, budget, ram_budget, lambda pool: LRU(), TwinCopies())
+
+
 STORES: dict[str, Callable[..., ExpertStore]] = {
     "mmap": MmapStore,
     "mmap on an old kernel": partial(MmapStore, populate=False),
     "direct": DirectStore,
     "direct buffered": partial(DirectStore, buffered=True),
+    "device": twin_store,
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lmpack.manifest import Manifest
 
 MIB = 1 << 20
-FIXED = {"dense_nbytes": 7 * MIB, "kv_nbytes": 5 * MIB, "buffers_nbytes": 3 * MIB}
+FIXED: dict[str, Any] = {"dense_nbytes": 7 * MIB, "kv_nbytes": 5 * MIB, "buffers_nbytes": 3 * MIB}
 
 
 @st.composite

@@ -23,6 +23,8 @@ class EngineOptions:
     """How to load a pack; None leaves the choice to the engine."""
 
     ram: str | None
+    device: str
+    vram: str | None
     io: str
     kernels: str
     threads: int | None
@@ -40,7 +42,7 @@ class EngineOptions:
     def load(self, pack: str, recorder: RoutingRecorder | None = None, *, announce: bool = True) -> Engine:
         """Open the pack and say on stderr which budget, store and kernels run, unless the command does.
 
-        Raises UsageError for a --ram that is too small, as for every other option that cannot work.
+        Raises UsageError for a --ram or --vram that is too small, as for every other option that cannot work.
         """
         from profiles.policy_choice import DEFAULT_POLICY
         from runtime.engine import Engine
@@ -50,6 +52,8 @@ class EngineOptions:
             engine = Engine.load(
                 pack,
                 ram=_ram_nbytes(self.ram) if self.ram is not None else None,
+                device=self.device,
+                vram=_vram_nbytes(self.vram, self.device) if self.vram is not None else None,
                 io=self.io,
                 kernels=self.kernels,
                 num_threads=self.threads,
@@ -62,12 +66,12 @@ class EngineOptions:
                 recorder=recorder,
             )
         except BudgetError as error:
-            if self.ram is None:
+            if self.ram is None and self.vram is None:
                 raise
             raise UsageError(str(error)) from error
         if announce:
             click.echo(
-                f"{engine.pack.path.name}: {engine.budget.describe()}; "
+                f"{engine.pack.path.name}: {engine.tiers.describe()}; "
                 f"kernels {engine.kernels.name}, store {engine.cache.store.name}, "
                 f"policy {engine.cache.policy_name}"
                 + (f", {engine.cache.warmed} experts read in" if self.warm is not None else ""),
@@ -80,11 +84,21 @@ def _ram_nbytes(text: str) -> int:
     """The limit in bytes; a percentage is one of what is free, and more than that is said and cut."""
     from runtime.free_memory import free_memory_nbytes
 
-    free_nbytes = free_memory_nbytes()
+    return _nbytes("--ram", text, free_memory_nbytes(), "for this process")
+
+
+def _vram_nbytes(text: str, device: str) -> int:
+    from runtime.compute_device import ComputeDevice
+
+    found = ComputeDevice.find(device)
+    return _nbytes("--vram", text, found.memory.free_nbytes(), f"on {found.name}")
+
+
+def _nbytes(option: str, text: str, free_nbytes: int, where: str) -> int:
     nbytes = parse_byte_size(text, total=free_nbytes)
     if nbytes > free_nbytes:
         click.echo(
-            f"--ram {text}: only {format_nbytes(free_nbytes)} are free for this process, so that is the limit",
+            f"{option} {text}: only {format_nbytes(free_nbytes)} are free {where}, so that is the limit",
             err=True,
         )
     return min(nbytes, free_nbytes)
@@ -106,6 +120,19 @@ def engine_options_with(
 
 def _add_options(ram: str, context: str, command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--ram", metavar="SIZE", help=ram)
+    @click.option(
+        "--device",
+        metavar="cpu|cuda",
+        default="cpu",
+        show_default=True,
+        help="What computes; cuda:1 is a second GPU.",
+    )
+    @click.option(
+        "--vram",
+        metavar="SIZE",
+        help="Limit on the GPU's memory, CUDA's own context aside; --ram then limits what lies between it and the "
+        "drive. Default: 90% of what is free there.",
+    )
     @click.option(
         "--io",
         type=click.Choice(["auto", "mmap", "direct"]),

@@ -73,13 +73,17 @@ class Kernels(Protocol):
         """Join the threads and free the memory; may be called again."""
 
 
-def load_kernels(name: str, *, num_threads: int) -> Kernels:
-    """The kernels called "torch" or "ggml"; "auto" is ggml where its library is there, else torch.
+def load_kernels(name: str, *, num_threads: int, device: str = "cpu") -> Kernels:
+    """The kernels called "torch" or "ggml"; "auto" is ggml on the CPU where its library is there, else torch.
 
     UnsupportedError when "ggml" is asked for by name and cannot be loaded; the message says why.
     """
     assert num_threads >= 1
-    if name == "torch":
+    if device != "cpu" and name == "ggml":
+        raise UsageError(
+            f"the ggml kernels run on the CPU alone; with --device {device} use --kernels torch or auto"
+        )
+    if name == "torch" or (device != "cpu" and name == "auto"):
         return _torch_kernels(num_threads)
     if name == "ggml":
         return _ggml_kernels(num_threads)
