@@ -73,9 +73,10 @@ class CopyLanes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Wait for the threads; work that has not begun is dropped after an error."""
+        """Wait for the threads; after an error a lane begins nothing more, so that what it did has no gaps."""
+        self._failure = self._failure or error
         for lane in self._lanes:
-            lane.shutdown(wait=True, cancel_futures=error is not None)
+            lane.shutdown(wait=True)
 
     def lend(self, done: Callable[[], None] | None = None) -> LentBuffer:
         """Wait for a free buffer; raises what a lane has raised.
@@ -107,8 +108,7 @@ class CopyLanes:
             buffer.release(failed=failed)
 
     def _note_failure(self, done: Future[None]) -> None:
-        if not done.cancelled():
-            self._failure = self._failure or done.exception()
+        self._failure = self._failure or done.exception()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
