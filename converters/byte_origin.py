@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from converters.checkpoint import open_checkpoint
-from lmpack.drive import storage_errors
+from lmpack.drive import read_into, storage_errors
 from lmpack.errors import PackError
 from lmpack.manifest import MANIFEST_FILE
 from lmpack.pack_files import open_regular
@@ -57,12 +57,10 @@ class LocalOrigin:
         """Fill view with bytes of a file."""
         descriptor = self._open(file)
         try:
-            while view.nbytes:
-                with storage_errors(f"{self.name}: {file}"):
-                    count = os.preadv(descriptor, [view], offset)
-                if count == 0:
-                    raise PackError(f"{self.name}: {file} ends at byte {offset}")
-                view, offset = view[count:], offset + count
+            with storage_errors(f"{self.name}: {file}"):
+                count = read_into(view, descriptor, offset)
+            if count < view.nbytes:
+                raise PackError(f"{self.name}: {file} ends at byte {offset + count}")
         finally:
             os.close(descriptor)
 

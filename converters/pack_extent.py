@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lmpack.drive import read_into
 from lmpack.errors import PackError
 from lmpack.expert_key import ExpertKey
 from lmpack.manifest import SHARED_FILE
@@ -87,13 +87,13 @@ def read_extents(extents: list[Extent], view: memoryview) -> None:
     """Fill view with extents that are not compressed; raises PackError when a file is shorter."""
     for extent in extents:
         with extent.path.open("rb", buffering=0) as opened:
-            todo, offset = view[: extent.nbytes], extent.offset
+            target = view[: extent.nbytes]
+            count = read_into(target, opened.fileno(), extent.offset)
+            if count < target.nbytes:
+                raise PackError(
+                    f"{extent.path}: ends at byte {extent.offset + count}; it was truncated a moment ago"
+                )
             view = view[extent.nbytes :]
-            while todo.nbytes:
-                count = os.preadv(opened.fileno(), [todo], offset)
-                if count == 0:
-                    raise PackError(f"{extent.path}: ends at byte {offset}; it was truncated a moment ago")
-                todo, offset = todo[count:], offset + count
 
 
 def extent_pieces(extent: Extent, decompressor: Decompressor) -> Iterator[memoryview]:

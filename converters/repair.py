@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from converters.source_map import SourceMap, SourcePiece
-from lmpack.drive import check_space, storage_errors, sync_path
+from lmpack.drive import check_space, read_into, storage_errors, sync_path
 from lmpack.errors import ManifestError, PackError
 from lmpack.manifest import MANIFEST_FILE, MAX_MANIFEST_NBYTES, Manifest
 from lmpack.pack import read_manifest
@@ -127,11 +127,9 @@ class _Repairing:
         def read(file: str, offset: int, view: memoryview) -> None:
             opened = open_regular(self._folder / file)
             try:
-                while view.nbytes:
-                    count = os.preadv(opened, [view], offset)
-                    if count == 0:
-                        raise PackError(f"{file}: ends at byte {offset}")
-                    view, offset = view[count:], offset + count
+                count = read_into(view, opened, offset)
+                if count < view.nbytes:
+                    raise PackError(f"{file}: ends at byte {offset + count}")
             finally:
                 os.close(opened)
 

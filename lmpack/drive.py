@@ -66,6 +66,17 @@ def check_space(path: Path, nbytes: int, num_files: int) -> None:
         )
 
 
+def read_into(view: memoryview, descriptor: int, offset: int) -> int:
+    """Read a file's bytes from `offset` on until the view is full or the file ends; how many there were."""
+    done = 0
+    while done < view.nbytes:
+        count = os.preadv(descriptor, [view[done:]], offset + done)
+        if count == 0:
+            break
+        done += count
+    return done
+
+
 @contextmanager
 def storage_errors(path: Path | str) -> Iterator[None]:
     """Turn an OSError inside the block into a StorageError that names path and says what to do."""

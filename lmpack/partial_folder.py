@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from lmpack.drive import storage_errors, sync_path, sync_tree
+from lmpack.drive import read_into, storage_errors, sync_path, sync_tree
 from lmpack.errors import ManifestError, StorageError, UsageError
 from lmpack.expert_key import ExpertKey
 from lmpack.manifest import MANIFEST_FILE
@@ -93,14 +93,9 @@ class PartialFolder:
             return False
         with storage_errors(path):
             try:
-                while view.nbytes:
-                    count = os.preadv(descriptor, [view], offset)
-                    if count == 0:
-                        return False
-                    view, offset = view[count:], offset + count
+                return read_into(view, descriptor, offset) == view.nbytes
             finally:
                 os.close(descriptor)
-        return True
 
     def manifest(self) -> Manifest | None:
         """Return the manifest of a pack that is whole but for its name; one that cannot be read is deleted."""

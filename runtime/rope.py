@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,17 +36,21 @@ class Rope:
         if frequency_factors is None:
             frequency_factors = _factors(frequencies, config.rope_scaling)
         self.factors = frequency_factors.contiguous()  # float32 [rope_dim / 2]
-        angles = torch.outer(
-            torch.arange(num_positions, dtype=torch.float32), frequencies / self.factors.cpu()
-        )
+        self._frequencies = frequencies / self.factors.cpu()
+        self._num_positions = num_positions
+        self._device = device
+
+    @cached_property
+    def _table(self) -> tuple[Tensor, Tensor]:
+        """Cosines, and sines with the sign of each half: [num_positions, rope_dim]; ggml does without."""
+        angles = torch.outer(torch.arange(self._num_positions, dtype=torch.float32), self._frequencies)
         cos, sin = angles.cos(), angles.sin()
-        self.cos = torch.cat((cos, cos), -1).to(device)  # [num_positions, rope_dim]
-        self.sin = torch.cat((-sin, sin), -1).to(device)
+        return torch.cat((cos, cos), -1).to(self._device), torch.cat((-sin, sin), -1).to(self._device)
 
     def __call__(self, heads: Tensor, start: int) -> Tensor:
         """Rotate [n, num_heads, head_dim] whose first row is at position `start`."""
         stop = start + heads.shape[0]
-        cos, sin = self.cos[start:stop, None], self.sin[start:stop, None]
+        cos, sin = (angles[start:stop, None] for angles in self._table)
         rotated = heads if self.rope_dim == heads.shape[-1] else heads[..., : self.rope_dim]
         partners = rotated.roll(self.rope_dim // 2, -1)
         rotated = torch.addcmul(rotated * cos, partners, sin)

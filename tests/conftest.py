@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import pytest
 
 from lmpack.dtype import dtype_nbytes
 from lmpack.manifest import Manifest, Source, SourceFile, SourceSegment
+from lmpack.pack import Pack
 from lmpack.pack_writer import PackWriter
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported, as lmpack.cli.main does it
@@ -46,6 +48,21 @@ def demo_pack(demo_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     pack = tmp_path_factory.mktemp("demo") / "demo.lmpack"
     convert(demo_gguf, pack)
     return pack
+
+
+@pytest.fixture(scope="session")
+def packs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Pack, Pack]:
+    """One model as a plain and as a compressed pack; tests must not change them."""
+    from tests.compressed_packs import plain_and_compressed, trained_tensors, write_gguf
+
+    work = tmp_path_factory.mktemp("compressed")
+    return plain_and_compressed(write_gguf(work / "model.gguf", trained_tensors()), work)
+
+
+@pytest.fixture
+def compressed(packs: tuple[Pack, Pack], tmp_path: Path) -> Pack:
+    """A copy of the compressed pack that a test may damage."""
+    return Pack.open(shutil.copytree(packs[1].path, tmp_path / "zstd.lmpack"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from lmpack.validation import validate
 from runtime.direct_store import DirectStore
 from runtime.engine import Engine
 from runtime.mmap_store import MmapStore
-from tests.compressed_packs import gaussian, plain_and_compressed, trained_tensors, write_gguf
+from tests.compressed_packs import gaussian, trained_tensors, write_gguf
 from tests.expert_packs import all_keys, budget_with_slots
 from tests.manifest_forgery import drop, put
 from tests.round_trip import files_below
@@ -39,19 +39,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KEY = ExpertKey(1, 1)
-
-
-@pytest.fixture(scope="module")
-def packs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Pack, Pack]:
-    """One model as a plain and as a compressed pack; tests must not change them."""
-    work = tmp_path_factory.mktemp("compressed")
-    return plain_and_compressed(write_gguf(work / "model.gguf", trained_tensors()), work)
-
-
-@pytest.fixture
-def compressed(packs: tuple[Pack, Pack], tmp_path: Path) -> Pack:
-    """A copy of the compressed pack that a test may damage."""
-    return Pack.open(shutil.copytree(packs[1].path, tmp_path / "zstd.lmpack"))
 
 
 # --- the bytes, read by a stranger with nothing but FORMAT.md, json and zstd ---

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,6 @@ import pytest
 from converters.export import export
 from lmpack.errors import PackError, UsageError
 from lmpack.expert_key import ExpertKey
-from lmpack.pack import Pack
 from lmpack.unpacking import unpack
 from lmpack.validation import validate
 from tests.compressed_packs import plain_and_compressed, trained_tensors, write_gguf
@@ -22,20 +20,9 @@ from tests.test_validation import flip
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from lmpack.pack import Pack
+
 KEY = ExpertKey(1, 1)
-
-
-@pytest.fixture(scope="module")
-def packs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Pack, Pack]:
-    """One model as a plain and as a compressed pack; tests must not change them."""
-    work = tmp_path_factory.mktemp("compressed")
-    return plain_and_compressed(write_gguf(work / "model.gguf", trained_tensors()), work)
-
-
-@pytest.fixture
-def compressed(packs: tuple[Pack, Pack], tmp_path: Path) -> Pack:
-    """A copy of the compressed pack that a test may damage."""
-    return Pack.open(shutil.copytree(packs[1].path, tmp_path / "zstd.lmpack"))
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32", "Q8_0"])

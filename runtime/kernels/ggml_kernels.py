@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lmpack.errors import UnsupportedError
 from runtime.kernels.expert_matrices import ExpertMatrices
 from runtime.kernels.ggml_experts import ExpertLanes, expert, swiglu
 from runtime.kernels.ggml_interleaving import Interleaving
@@ -140,11 +139,7 @@ class GGMLKernels:
 def _checked_matrices(library: GGMLLibrary, bank: ExpertBank) -> ExpertMatrices:
     experts = ExpertMatrices.of(bank.parts)
     for matrix in (experts.gate, experts.up, experts.down):
-        if not library.multiplies(matrix.dtype):
-            raise UnsupportedError(
-                f"a {matrix.dtype} matrix of shape {list(matrix.shape)}: ggml {library.version} has no CPU product for "
-                f"this dtype; use the torch kernels"
-            )
+        library.check_product(matrix.dtype, matrix.shape)
     return experts
 
 

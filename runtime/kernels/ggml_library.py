@@ -12,6 +12,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from converters.ggml_base import GGML_TYPE_IDS, HOW_TO_INSTALL, GGMLBase, find_ggml
+from lmpack.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -174,6 +175,14 @@ class GGMLLibrary(GGMLBase):
             return False
         traits = TypeTraitsStruct.from_address(self.ggml_get_type_traits_cpu(type_id))
         return traits.vec_dot is not None
+
+    def check_product(self, dtype: str, shape: tuple[int, int]) -> None:
+        """UnsupportedError unless a matrix of this dtype can be multiplied; the shape says which one it is."""
+        if not self.multiplies(dtype):
+            raise UnsupportedError(
+                f"a {dtype} matrix of shape {list(shape)}: ggml {self.version} has no CPU product for this dtype; "
+                f"use the torch kernels"
+            )
 
     def _check_structs(self) -> None:
         """Each field that we read or write must be where ggml's own functions see it."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from lmpack.dtype import dtype_nbytes
-from lmpack.errors import UnsupportedError
 from runtime.kernels.attend import attend
 
 if TYPE_CHECKING:
@@ -167,11 +166,7 @@ class GGMLOperations:
         return program.operation("ggml_reshape_2d", mixed, num_heads * head_dim, 1)
 
     def _matrix(self, weight: Weight) -> TensorStruct:
-        if not self._library.multiplies(weight.dtype):
-            raise UnsupportedError(
-                f"a {weight.dtype} matrix of shape {list(weight.shape)}: ggml {self._library.version} has no CPU "
-                f"product for this dtype; use the torch kernels"
-            )
+        self._library.check_product(weight.dtype, weight.shape)
         assert weight.storage.numel() == dtype_nbytes(weight.dtype, weight.shape)
         matrix = self.program.memory(
             weight.dtype, weight.storage.data_ptr(), weight.shape[1], weight.shape[0]
