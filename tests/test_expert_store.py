@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import itertools
 import os
 import resource
 import shutil
@@ -242,9 +243,9 @@ class TestEveryStore:
         keys = all_keys(pack)
         slots = acquire(store, keys)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        lowest_free = os.dup(0)
-        os.close(lowest_free)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 16, hard))
+        taken = {int(name) for name in os.listdir("/proc/self/fd")}
+        free = (number for number in itertools.count() if number not in taken)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (next(itertools.islice(free, 16, None)), hard))
         try:
             load(store, keys, slots)
         finally:
