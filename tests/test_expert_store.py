@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import itertools
+import mmap
 import os
 import resource
 import shutil
