@@ -45,7 +45,7 @@ def test_one_budget_is_one_line_under_a_heading(demo_pack: Path, capsys: pytest.
     heading, row, setting = capsys.readouterr().out.splitlines()
     assert re.split(r" {2,}", heading.strip())[2:4] == ["pp16 tokens/s", "tg4 tokens/s"]
     assert re.fullmatch(
-        r"600\.0 MiB +100% +[\d.]+ ± [\d.]+ +[\d.]+ ± [\d.]+ +[\d.]+% +[\d.]+ +\d+% +[\d.]+ MiB", row
+        r"600\.0 MiB +100% +[\d.]+ ± [\d.]+ +[\d.]+ ± [\d.]+ +[\d.]+% +[\d.]+ +\d+% +[\d.]+ [MG]iB", row
     )
     assert setting.startswith("qwen3moe, ggml kernels, ")
     assert setting.endswith("1 thread")
