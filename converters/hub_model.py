@@ -122,8 +122,23 @@ def _safetensors(repo: HubRepo) -> Iterator[HubModel]:
 
 
 def _goes_along(file: HubFile) -> bool:
-    is_hidden = any(part.startswith(".") for part in file.path.split("/")[:-1])
-    return not is_hidden and not file.path.endswith(WEIGHT_ENDINGS) and file.nbytes <= MAX_KEPT_FILE_NBYTES
+    return (
+        not _is_hidden(file)
+        and not file.path.endswith(WEIGHT_ENDINGS)
+        and file.nbytes <= MAX_KEPT_FILE_NBYTES
+    )
+
+
+def _is_hidden(file: HubFile) -> bool:
+    return any(part.startswith(".") for part in file.path.split("/")[:-1])
+
+
+def left_out_files(repo: HubRepo, model: HubModel, weights: tuple[HubFile, ...]) -> tuple[str, ...]:
+    """Name what lies beside a checkpoint without being part of it; beside a GGUF only other models do."""
+    if model.kind != "safetensors":
+        return ()
+    taken = {*weights, *model.others}
+    return tuple(sorted(file.path for file in repo.files if file not in taken and not _is_hidden(file)))
 
 
 def indexed_weights(repo: HubRepo, model: HubModel) -> tuple[HubFile, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from converters.hub_model import choose_model, models_in
-from converters.hub_repo import HubRepo, split_model_name
+from converters.hub_repo import DEFAULT_REVISION, HubRepo, split_model_name
 from lmpack.errors import PackError
 
 if TYPE_CHECKING:
@@ -47,13 +47,15 @@ class HubOrigin:
         return found
 
 
-def open_hub_origin(client: HubClient, name: str, source: Source | None) -> HubOrigin:
+def open_hub_origin(
+    client: HubClient, name: str, source: Source | None, revision: str | None = None
+) -> HubOrigin:
     """Open REPO or REPO:NAME; without a name the model whose weight files are called like the source's is taken.
 
     Raises HubError, or UsageError when the repository offers several models and none or all of them fit.
     """
     repo_id, wanted = split_model_name(name)
-    repo = HubRepo.open(client, repo_id)
+    repo = HubRepo.open(client, repo_id, revision or DEFAULT_REVISION)
     if wanted is None and source is not None:
         names = {file.name for file in source.files if file.segments}
         fitting = [model for model in models_in(repo) if names <= {file.name for file in model.weights}]

@@ -13,7 +13,7 @@ from converters.conversion import convert
 from converters.conversion_plan import plan_conversion
 from converters.hub_cache import HubCache
 from converters.hub_download import download_all, missing_nbytes
-from converters.hub_model import indexed_weights
+from converters.hub_model import indexed_weights, left_out_files
 from converters.hub_source import HubSource
 from lmpack.alignment import DEFAULT_PAGE_SIZE
 from lmpack.drive import check_space, existing_parent, storage_errors, sync_path, sync_tree
@@ -49,6 +49,8 @@ class PullReport:
     num_experts: int
     nbytes: int  # of the repository's files
     downloaded_nbytes: int  # that came through the network this time
+    left_out: tuple[str, ...]  # files beside the checkpoint that are no part of it
+    missing: tuple[str, ...]  # what the checkpoint lacks, and a run needs
     seconds: float
 
 
@@ -80,12 +82,17 @@ def pull(
         raise UsageError(f"{dst}: exists; choose another name, or delete it first")
     started, count = time.perf_counter(), _Count(progress)
     folder = download_folder(dst)
+    left_out: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     if model.kind == "pack":
         pulled: Manifest | ConversionReport = _pull_pack(repo, model, dst, folder, count)
     else:
-        pulled = _pull_checkpoint(
+        weights = indexed_weights(repo, model) if model.kind == "safetensors" else model.weights
+        left_out = left_out_files(repo, model, weights)
+        pulled, missing = _pull_checkpoint(
             repo,
-            model,
+            weights,
+            model.others,
             dst,
             folder,
             None if discard_source else HubCache(repo, cache_folder),
@@ -104,6 +111,8 @@ def pull(
         num_experts=pulled.num_experts,
         nbytes=model.nbytes,
         downloaded_nbytes=count.nbytes,
+        left_out=left_out,
+        missing=missing,
         seconds=time.perf_counter() - started,
     )
 
@@ -123,19 +132,20 @@ class _Count:
 
 def _pull_checkpoint(
     repo: HubRepo,
-    model: HubModel,
+    weights: tuple[HubFile, ...],
+    others: tuple[HubFile, ...],
     dst: Path,
     folder: Path,
     cache: HubCache | None,
     page_size: int,
     jobs: int | None,
     count: _Count,
-) -> ConversionReport:
-    weights = indexed_weights(repo, model) if model.kind == "safetensors" else model.weights
-    with HubSource(repo, weights, model.others, folder=folder, cache=cache, progress=count) as source:
+) -> tuple[ConversionReport, tuple[str, ...]]:
+    with HubSource(repo, weights, others, folder=folder, cache=cache, progress=count) as source:
         checkpoint = source.open()
         _check_room(source, weights, plan_conversion(checkpoint), dst, cache, page_size)
-        return convert(checkpoint, dst, page_size=page_size, jobs=jobs, resume=True, files=source)
+        report = convert(checkpoint, dst, page_size=page_size, jobs=jobs, resume=True, files=source)
+        return report, checkpoint.missing
 
 
 def _check_room(

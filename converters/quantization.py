@@ -187,6 +187,11 @@ class QuantizationPlan:
         )
 
 
+def imatrix_name(layer: int, role: str) -> str:
+    """Return by which name importance matrices know a part of all experts of a layer."""
+    return f"blk.{layer}.ffn_{role}_exps.weight"
+
+
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     """A tensor that may be quantized."""
@@ -203,7 +208,7 @@ def _candidates(plan: ConversionPlan) -> Iterator[_Candidate]:
     for layer, experts in plan.layers.items():
         for role, dtype, shape in experts.parts:
             if role in _EXPERT_ROLES and len(shape) == 2:
-                gguf_name = f"blk.{layer}.ffn_{role}_exps.weight"
+                gguf_name = imatrix_name(layer, role)
                 yield _Candidate(part_name(layer, role), gguf_name, dtype, shape, experts.num_experts)
     for name, dtype, shape in plan.shared:
         if len(shape) == 2 and name.endswith("weight") and not _NEVER_SHARED.fullmatch(name):

@@ -8,21 +8,27 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
+from converters.recompression import Recompression
 from converters.source_map import SourceMap, SourcePiece
 from lmpack.drive import check_space, read_into, storage_errors, sync_path
-from lmpack.errors import ManifestError, PackError
+from lmpack.dtype import dtype_nbytes
+from lmpack.errors import CheckpointError, ManifestError, PackError, StorageError
 from lmpack.manifest import MANIFEST_FILE, MAX_MANIFEST_NBYTES, Manifest
 from lmpack.pack import read_manifest
 from lmpack.pack_files import Problem, expected_files, open_regular
 from lmpack.validation import FileRange, ValidationReport, check_files, file_ranges, validate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from converters.byte_origin import ByteOrigin
+    from converters.importance_matrix import ImportanceMatrix
+    from converters.source_map import RangeContents
 
 UNFINISHED_SUFFIX = ".repair"
 READ_NBYTES = 8 << 20
@@ -42,15 +48,21 @@ def repair(
     origin: ByteOrigin,
     problems: Iterable[Problem],
     *,
+    imatrix: ImportanceMatrix | None = None,
     jobs: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> RepairReport:
     """Replace the files that validate() found to be bad, then validate again; progress is validate's.
 
-    Files that the manifest does not name stay. Raises PackError when the manifest itself is bad and the origin has
-    no better one, StorageError when the drive refuses.
+    What was quantized or compressed is so again; imatrix is the importance matrix that was used. Files that the
+    manifest does not name stay. Raises PackError when the manifest itself is bad and the origin has no better one,
+    StorageError when the drive refuses: files that are not good yet are as they were.
     """
     folder, problems = Path(pack), tuple(problems)
+    if not os.access(folder, os.W_OK):
+        raise StorageError(
+            f"{folder}: cannot be written to; change its permissions or how the drive is mounted, or repair a copy"
+        )
     repaired: list[str] = []
     failed: list[Problem] = []
     if any(problem.file == MANIFEST_FILE for problem in problems):
@@ -60,12 +72,12 @@ def repair(
         manifest = read_manifest(folder)
     expected = expected_files(manifest)
     keys = {problem.file: problem.key for problem in problems if problem.file in expected}
-    repairing = _Repairing(folder, manifest, origin)
+    repairing = _Repairing(folder, manifest, origin, frozenset(keys), imatrix)
     for file, key in keys.items():
         try:
             repairing.rebuild(file)
             repaired.append(file)
-        except PackError as error:
+        except (PackError, CheckpointError) as error:
             failed.append(Problem(file, key, str(error)))
     return RepairReport(tuple(repaired), tuple(failed), validate(folder, jobs=jobs, progress=progress))
 
@@ -73,11 +85,20 @@ def repair(
 class _Repairing:
     """Rebuilds files of one pack from one origin."""
 
-    def __init__(self, folder: Path, manifest: Manifest, origin: ByteOrigin) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        origin: ByteOrigin,
+        bad_files: Collection[str],
+        imatrix: ImportanceMatrix | None,
+    ) -> None:
         self._folder = folder
+        self._manifest = manifest
         self._origin = origin
+        self._bad_files = bad_files
         self._files = expected_files(manifest)
-        self._source_map = SourceMap(manifest)
+        self._source_map = SourceMap(manifest, imatrix)
         self._ranges: dict[str, list[FileRange]] = {}
         for item in file_ranges(manifest):
             self._ranges.setdefault(item.file, []).append(item)
@@ -110,16 +131,49 @@ class _Repairing:
     def _fill(self, item: FileRange, descriptor: int) -> None:
         if len(self._ranges[item.file]) > 1 and self._keep(item, descriptor):
             return
-        if self._origin.is_pack:
-            pieces = [SourcePiece(item.file, item.offset, item.nbytes, item.offset)]
+        if self._origin.is_pack or item.restored is None:
+            pieces = _whole(item) if self._origin.is_pack else self._source_map.contents(item).pieces
+            digest = self._copy(pieces, item.nbytes, self._origin.read, descriptor, item.offset)
+            self._check(item, digest, item.sha256, pieces)
         else:
-            pieces = self._source_map.pieces(item)
-        digest = self._copy(item, pieces, self._origin.read, descriptor)
-        if digest != item.sha256:
-            raise PackError(
-                f"{item.name}{self._origin.name} has other bytes: sha256 {digest[:12]}…, the manifest says "
-                f"{item.sha256[:12]}…"
-            )
+            self._fill_compressed(item, self._source_map.contents(item), descriptor)
+
+    def _fill_compressed(self, item: FileRange, contents: RangeContents, descriptor: int) -> None:
+        """Put the source's bytes together, then compress them; the files for that have no names in the pack."""
+        check_space(self._folder, contents.nbytes + item.nbytes, 2)
+        with (
+            TemporaryFile(buffering=0, dir=self._folder) as plain,
+            TemporaryFile(buffering=0, dir=self._folder) as compressed,
+        ):
+            digest = self._copy(contents.pieces, contents.nbytes, self._origin.read, plain.fileno(), 0)
+            self._check(item, digest, contents.sha256, contents.pieces)
+            try:
+                self._recompression.write(plain, contents.tensors, compressed, item.sha256)
+            except PackError as error:
+                raise PackError(f"{item.name}{error}") from None
+            for start in range(0, item.nbytes, READ_NBYTES):
+                view = self._buffer[: min(READ_NBYTES, item.nbytes - start)]
+                read_into(view, compressed.fileno(), start)
+                _write_all(descriptor, view, item.offset + start)
+
+    @cached_property
+    def _recompression(self) -> Recompression:
+        return Recompression(self._folder, self._manifest, self._bad_files)
+
+    def _check(self, item: FileRange, digest: str, sha256: str, pieces: Sequence[SourcePiece]) -> None:
+        """Raise PackError unless what the origin has, converted where it was, hashes to what the manifest wants."""
+        if digest == sha256:
+            return
+        differs = f"sha256 {digest[:12]}…, the manifest says {sha256[:12]}…"
+        versions = {piece.conversion.quantizer.version for piece in pieces if piece.conversion is not None}
+        if not versions:
+            raise PackError(f"{item.name}{self._origin.name} has other bytes: {differs}")
+        written = {entry.library_version for entry in self._manifest.converted}
+        raise PackError(
+            f"{item.name}{self._origin.name} gives other bytes: {differs}. It is another checkpoint, or ggml "
+            f"{' '.join(versions)} quantizes otherwise than {' '.join(written)}, which the pack was made with: install "
+            "that, or name another copy of the pack"
+        )
 
     def _keep(self, item: FileRange, descriptor: int) -> bool:
         """Take over a range that is good in the bad file; tell whether it is."""
@@ -134,30 +188,50 @@ class _Repairing:
                 os.close(opened)
 
         try:
-            piece = SourcePiece(item.file, item.offset, item.nbytes, item.offset)
-            return self._copy(item, [piece], read, descriptor) == item.sha256
+            return self._copy(_whole(item), item.nbytes, read, descriptor, item.offset) == item.sha256
         except PackError:
             return False
 
     def _copy(
         self,
-        item: FileRange,
-        pieces: list[SourcePiece],
+        pieces: Sequence[SourcePiece],
+        nbytes: int,
         read: Callable[[str, int, memoryview], None],
         descriptor: int,
+        offset: int,
     ) -> str:
-        """Write pieces where they belong; return the SHA-256 of the range, with zeros between and after them."""
-        digest, end = hashlib.sha256(), item.offset
+        """Write pieces of a range that begins at offset; return its SHA-256, with zeros between and after them."""
+        digest, end = hashlib.sha256(), 0
         for piece in pieces:
             digest.update(bytes(piece.at - end))
-            for start in range(0, piece.nbytes, READ_NBYTES):
-                view = self._buffer[: min(READ_NBYTES, piece.nbytes - start)]
+            end, step = piece.at, _step_nbytes(piece)
+            for start in range(0, piece.nbytes, step):
+                view = self._buffer[: min(step, piece.nbytes - start)]
                 read(piece.file, piece.offset + start, view)
+                if piece.conversion is not None:
+                    view = piece.conversion.convert(view, piece.matrix)
                 digest.update(view)
-                _write_all(descriptor, view, piece.at + start)
-            end = piece.at + piece.nbytes
-        digest.update(bytes(item.offset + item.nbytes - end))
+                _write_all(descriptor, view, offset + end)
+                end += view.nbytes
+        digest.update(bytes(nbytes - end))
         return digest.hexdigest()
+
+
+def _whole(item: FileRange) -> list[SourcePiece]:
+    """Return a range as a copy of the pack has it."""
+    return [SourcePiece(item.file, item.offset, item.nbytes, 0)]
+
+
+def _step_nbytes(piece: SourcePiece) -> int:
+    """Return how many bytes of a piece are read at once: whole rows when they are converted."""
+    if piece.conversion is None:
+        return READ_NBYTES
+    row_nbytes = dtype_nbytes(piece.conversion.source_dtype, (piece.conversion.num_columns,))
+    if row_nbytes > READ_NBYTES:
+        raise PackError(
+            f"{piece.conversion.name}: has rows of {row_nbytes} bytes; name another copy of the pack"
+        )
+    return READ_NBYTES // row_nbytes * row_nbytes
 
 
 def _fetch_manifest(folder: Path, origin: ByteOrigin) -> tuple[Manifest, tuple[Problem, ...]]:

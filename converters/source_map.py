@@ -1,77 +1,105 @@
-"""SourceMap: where the source has the bytes of each file of a pack."""
+"""SourceMap: what each file of a pack is made of, and where the source has it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from converters.repeated_conversion import RepeatedConversions
+from lmpack.compression import TensorPlace
+from lmpack.converted_tensor import part_name, shared_name
+from lmpack.dtype import dtype_nbytes
 from lmpack.errors import PackError
 from lmpack.manifest import SHARED_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from converters.importance_matrix import ImportanceMatrix
+    from converters.quantization import TensorConversion
     from lmpack.expert_key import ExpertKey
-    from lmpack.manifest import Manifest, SourceFile
+    from lmpack.manifest import LayerEntry, Manifest, SourceFile, TensorInfo
     from lmpack.validation import FileRange
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePiece:
-    """Bytes [offset, offset + nbytes) of a source file, which belong at byte `at` of a file of the pack."""
+    """Bytes [offset, offset + nbytes) of a source file, which belong at byte `at` of a range, converted if so."""
 
     file: str
     offset: int
     nbytes: int
     at: int
+    conversion: TensorConversion | None = None
+    matrix: int = 0  # which one of the tensor's the bytes belong to
+
+
+@dataclass(frozen=True, slots=True)
+class RangeContents:
+    """What a range of a pack's file holds before it is compressed: the pieces, and zeros between and after them."""
+
+    pieces: tuple[SourcePiece, ...]
+    nbytes: int
+    sha256: str
+    tensors: tuple[TensorPlace, ...] = ()  # as which it is compressed
 
 
 class SourceMap:
     """Looks up what the segments of a manifest's source say."""
 
-    def __init__(self, manifest: Manifest) -> None:
-        """Index the segments by what they hold."""
+    def __init__(self, manifest: Manifest, imatrix: ImportanceMatrix | None = None) -> None:
+        """Index the segments by what they hold; imatrix is what tensors may have been quantized with."""
         self._manifest = manifest
+        self._conversions = RepeatedConversions(manifest, imatrix)
         self._places = {
             segment.tensor: (file.name, segment.offset)
             for file in manifest.source.files
             for segment in file.segments
         }
-        self._converted = {converted.tensor for converted in manifest.converted}
         self._kept = {file.kept: file for file in manifest.source.files}
-        self._shared = {tensor.offset: tensor for tensor in manifest.shared}
+        self._shared = {_place_in_file(tensor): tensor for tensor in manifest.shared}  # empty ones are alike
 
-    def pieces(self, item: FileRange) -> list[SourcePiece]:
-        """Return what a range of a pack's file is made of, in its order; other bytes of the range are zero.
-
-        Raises PackError when the source does not have it in this form.
-        """
+    def contents(self, item: FileRange) -> RangeContents:
+        """Return what a range is made of; raises PackError when the source does not have it."""
         if item.file in self._kept:
-            return list(_unclaimed(self._kept[item.file]))
-        if self._manifest.is_compressed:
-            raise PackError("a compressed file cannot be made from the source; name another copy of the pack")
+            return RangeContents(tuple(_unclaimed(self._kept[item.file])), item.nbytes, item.sha256)
         if item.key is not None:
-            return list(self._expert(item.key))
+            layer = self._manifest.layer(item.key.layer)
+            expert = layer.experts[item.key.expert]
+            pieces = tuple(self._expert(layer, item.key))
+            return RangeContents(
+                pieces, expert.nbytes, expert.sha256, tuple(map(TensorPlace.of, layer.parts))
+            )
         assert item.file == SHARED_FILE
-        tensor = self._shared[item.offset]
-        return (
-            [self._piece(f"shared:{tensor.name}", 0, tensor.nbytes, tensor.offset)] if tensor.nbytes else []
-        )
+        tensor = self._shared[item.offset, item.nbytes]
+        place = TensorPlace.of(replace(tensor, offset=0))
+        pieces = (self._tensor(tensor),) if tensor.nbytes else ()
+        return RangeContents(pieces, tensor.nbytes, tensor.sha256, (place,))
 
-    def _expert(self, key: ExpertKey) -> Iterator[SourcePiece]:
-        for part in self._manifest.layer(key.layer).parts:
+    def _expert(self, layer: LayerEntry, key: ExpertKey) -> Iterator[SourcePiece]:
+        for part in layer.parts:
+            conversion = self._conversions.part(layer, part)
+            nbytes = part.nbytes if conversion is None else dtype_nbytes(conversion.source_dtype, part.shape)
             single = f"expert:{key.layer}:{key.expert}:{part.role}"
-            if single in self._places:
-                yield self._piece(single, 0, part.nbytes, part.offset)
-            else:
-                stacked = f"experts:{key.layer}:{part.role}"
-                yield self._piece(stacked, key.expert * part.nbytes, part.nbytes, part.offset)
+            is_single = single in self._places
+            file, offset = self._place(single if is_single else part_name(key.layer, part.role))
+            offset += 0 if is_single else key.expert * nbytes
+            yield SourcePiece(file, offset, nbytes, part.offset, conversion, key.expert)
 
-    def _piece(self, tensor: str, start: int, nbytes: int, at: int) -> SourcePiece:
-        if tensor in self._converted or tensor not in self._places:
-            raise PackError(f"the source does not have {tensor} in this form; name another copy of the pack")
-        file, offset = self._places[tensor]
-        return SourcePiece(file, offset + start, nbytes, at)
+    def _tensor(self, tensor: TensorInfo) -> SourcePiece:
+        conversion = self._conversions.shared(tensor)
+        nbytes = tensor.nbytes if conversion is None else dtype_nbytes(conversion.source_dtype, tensor.shape)
+        return SourcePiece(*self._place(shared_name(tensor.name)), nbytes, 0, conversion)
+
+    def _place(self, tensor: str) -> tuple[str, int]:
+        if tensor not in self._places:
+            raise PackError(f"the source does not have {tensor}; name another copy of the pack")
+        return self._places[tensor]
+
+
+def _place_in_file(tensor: TensorInfo) -> tuple[int, int]:
+    where = tensor if tensor.stored is None else tensor.stored
+    return where.offset, where.nbytes
 
 
 def _unclaimed(file: SourceFile) -> Iterator[SourcePiece]:

@@ -12,7 +12,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import zstandard
@@ -114,13 +114,13 @@ def compress_files(
 
 def compress_expert(path: Path, parts: Sequence[ExpertPart], level: int) -> StoredExpert:
     """Replace the whole expert file at path by its compressed form."""
-    written, digest = _compress_file(path, [(p.dtype, p.offset, p.nbytes) for p in parts], level, map)
+    written, digest = _compress_file(path, map(TensorPlace.of, parts), level, map)
     return StoredExpert(digest, tuple(StoredPart(encoding, nbytes) for encoding, nbytes, _ in written))
 
 
 def compress_shared(path: Path, tensors: Sequence[TensorInfo], level: int, run: Run) -> list[StoredTensor]:
     """Replace shared.bin by its compressed form; run is map, or that of a thread pool."""
-    written, _ = _compress_file(path, [(t.dtype, t.offset, t.nbytes) for t in tensors], level, run)
+    written, _ = _compress_file(path, map(TensorPlace.of, tensors), level, run)
     stored: list[StoredTensor] = []
     end = 0
     for encoding, nbytes, sha256 in written:
@@ -136,6 +136,19 @@ def compress_piece(raw: memoryview, planes: int, level: int) -> bytes:
     return b"".join(compressor.compress(elements[:, plane].tobytes()) for plane in range(planes))
 
 
+class TensorPlace(NamedTuple):
+    """Where a file that is to be compressed holds a tensor."""
+
+    dtype: str
+    offset: int
+    nbytes: int
+
+    @classmethod
+    def of(cls, tensor: ExpertPart | TensorInfo) -> Self:
+        """Return the place that the manifest gives it."""
+        return cls(tensor.dtype, tensor.offset, tensor.nbytes)
+
+
 class _Written(NamedTuple):
     """What became of one tensor in a compressed file."""
 
@@ -144,38 +157,46 @@ class _Written(NamedTuple):
     sha256: str
 
 
-def _compress_file(
-    path: Path, tensors: Sequence[tuple[str, int, int]], level: int, run: Run
+def compress_tensors(
+    old: BinaryIO, new: BinaryIO, tensors: Iterable[TensorPlace], level: int, run: Run
 ) -> tuple[list[_Written], str]:
-    """Replace a file by its (dtype, offset, nbytes) tensors, compressed; return what they became, and its SHA-256."""
-    temporary = path.with_name(path.name + REPLACEMENT_SUFFIX)
+    """Append tensors of old, compressed, to the empty file new; return what they became, and the file's SHA-256."""
     digest = hashlib.sha256()
     written = []
+    for dtype, offset, nbytes in tensors:
+        start, before = new.tell(), digest.copy()
+        encode = partial(compress_piece, planes=num_planes(dtype), level=level)
+        encoding = zstd_encoding(dtype)
+        frames = (
+            frame
+            for block in _blocks(old, offset, nbytes)
+            for frame in run(
+                encode, (block[at : at + PIECE_NBYTES] for at in range(0, len(block), PIECE_NBYTES))
+            )
+        )
+        sha256 = _write(new, frames, digest)
+        if (new.tell() - start) * 100 > nbytes * WORTH_PERCENT or not nbytes:
+            new.seek(start)
+            new.truncate()
+            digest, encoding = before, RAW_ENCODING
+            sha256 = _write(new, _blocks(old, offset, nbytes), digest)
+        written.append(_Written(encoding, new.tell() - start, sha256))
+    return written, digest.hexdigest()
+
+
+def _compress_file(
+    path: Path, tensors: Iterable[TensorPlace], level: int, run: Run
+) -> tuple[list[_Written], str]:
+    """Replace a file by its tensors, compressed; return what they became, and its SHA-256."""
+    temporary = path.with_name(path.name + REPLACEMENT_SUFFIX)
     with (
         storage_errors(path),
         open(path, "rb", buffering=0) as old,
         open(temporary, "wb", buffering=0) as new,
     ):
-        for dtype, offset, nbytes in tensors:
-            start, before = new.tell(), digest.copy()
-            encode = partial(compress_piece, planes=num_planes(dtype), level=level)
-            encoding = zstd_encoding(dtype)
-            frames = (
-                frame
-                for block in _blocks(old, offset, nbytes)
-                for frame in run(
-                    encode, (block[at : at + PIECE_NBYTES] for at in range(0, len(block), PIECE_NBYTES))
-                )
-            )
-            sha256 = _write(new, frames, digest)
-            if (new.tell() - start) * 100 > nbytes * WORTH_PERCENT or not nbytes:
-                new.seek(start)
-                new.truncate()
-                digest, encoding = before, RAW_ENCODING
-                sha256 = _write(new, _blocks(old, offset, nbytes), digest)
-            written.append(_Written(encoding, new.tell() - start, sha256))
+        result = compress_tensors(old, new, tensors, level, run)
         os.replace(temporary, path)
-    return written, digest.hexdigest()
+    return result
 
 
 def _write(new: BinaryIO, blocks: Iterable[bytes | memoryview], digest: hashlib._Hash) -> str:

@@ -1,8 +1,9 @@
-"""A drive that is full, read-only or out of inodes, under the real command: a clear error, and nothing is lost."""
+"""A drive that is full, read-only or out of inodes, under the real commands: a clear error, and nothing is lost."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,14 +12,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lmpack.validation import validate
+from tests.round_trip import files_below
+from tests.test_validation import flip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 REPOSITORY = Path(__file__).parents[1]
+BAD = "experts/L003/E0007.bin"
 
 # A neighbour fills the drive at the moment when the command opens one of its files.
-CONVERT_WHILE_ANOTHER_FILLS_THE_DRIVE = """
+WHILE_ANOTHER_FILLS_THE_DRIVE = """
 import os, sys
 from lmpack.cli.main import run
 
@@ -78,7 +82,7 @@ def test_a_drive_that_fills_up_meanwhile_is_an_error_and_the_work_goes_on_later(
 ) -> None:
     drive = mount("size=40m")
     dst, filler = drive / "m.lmpack", drive / "filler"
-    script = ("-c", CONVERT_WHILE_ANOTHER_FILLS_THE_DRIVE, file, str(filler))
+    script = ("-c", WHILE_ANOTHER_FILLS_THE_DRIVE, file, str(filler))
     full = lmpack("convert", demo_gguf, dst, script=script)
     assert full.returncode == 1
     assert "no space (or inodes) left on the drive; free some and run it again" in full.stderr
@@ -131,3 +135,48 @@ def test_a_file_in_the_way_of_the_destination_is_named(tmp_path: Path, demo_gguf
     result = lmpack("convert", demo_gguf, tmp_path / "file" / "m.lmpack")
     assert result.returncode == 2
     assert f"{tmp_path / 'file'} is a file, not a folder (see: lmpack convert --help)\n" in result.stderr
+
+
+@pytest.fixture
+def damaged(mount: Callable[..., Path], demo_pack: Path) -> Path:
+    """A pack on a small drive, with a byte of one expert inverted."""
+    pack = mount("size=40m") / "m.lmpack"
+    shutil.copytree(demo_pack, pack)
+    flip(pack / BAD, 100)
+    return pack
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_repair_without_room_leaves_the_pack_as_it_was_and_goes_on_later(
+    damaged: Path, demo_gguf: Path, demo_pack: Path, when: str
+) -> None:
+    before, filler = files_below(damaged), damaged.parent / "filler"
+    repair = ("validate", damaged, "--repair", demo_gguf)
+    if when == "before":
+        drive = os.statvfs(damaged)
+        filler.write_bytes(bytes((drive.f_bavail - 1) * drive.f_frsize))
+        full = lmpack(*repair)
+        assert f"{damaged}: needs 108.0 KiB, {damaged} has 4.0 KiB free; free some space" in full.stderr
+    else:
+        full = lmpack(*repair, script=("-c", WHILE_ANOTHER_FILLS_THE_DRIVE, ".repair", str(filler)))
+        assert (
+            f"{damaged / BAD}: no space (or inodes) left on the drive; free some and run it again"
+            in full.stderr
+        )
+    assert (full.returncode, full.stderr.count("\n")) == (1, 1)
+    assert files_below(damaged) == before
+    filler.unlink()
+    assert lmpack(*repair).returncode == 0
+    assert files_below(damaged) == files_below(demo_pack)
+
+
+def test_a_pack_on_a_read_only_drive_is_not_repaired_there(damaged: Path, demo_gguf: Path) -> None:
+    before = files_below(damaged)
+    subprocess.run(["mount", "-o", "remount,ro", damaged.parent], check=True)
+    result = lmpack("validate", damaged, "--repair", demo_gguf)
+    assert result.returncode == 1
+    assert result.stderr == (
+        f"lmpack: error: {damaged}: cannot be written to; change its permissions or how the drive is mounted, or "
+        "repair a copy\n"
+    )
+    assert files_below(damaged) == before

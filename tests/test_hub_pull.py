@@ -98,6 +98,32 @@ def test_safetensors_come_with_their_small_files_and_without_other_weights(
     assert not [name for name in unwanted if hub.asked(f"/{name}")]
 
 
+def test_what_is_no_part_of_the_checkpoint_is_named_as_convert_names_it(
+    hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_hf_folder(tmp_path / "source", [hf_moe_tensors()[:6], hf_moe_tensors()[6:]])
+    (folder / "tokenizer.json").unlink(missing_ok=True)
+    files = read_folder(folder) | {"pytorch_model.bin": b"x", "consolidated.safetensors": b"x" * 99}
+    for name, raw in files.items():
+        (folder / name).write_bytes(raw)
+    hub.add("owner/model", files | {".cache/x.bin": b"x"})
+    assert run(["convert", str(folder), str(tmp_path / "c.lmpack"), "--json"]) == 0
+    converted = json.loads(capsys.readouterr().out)
+    assert converted["left_out"] == ["consolidated.safetensors", "pytorch_model.bin"]
+    assert converted["missing"] == ["a tokenizer.json or tokenizer.model"]
+    assert run(["pull", "owner/model", str(tmp_path / "a.lmpack"), "--json"]) == 0
+    pulled_too = json.loads(capsys.readouterr().out)
+    assert [pulled_too[key] for key in ("left_out", "missing")] == [
+        converted[key] for key in ("left_out", "missing")
+    ]
+    assert run(["pull", "owner/model", str(tmp_path / "b.lmpack")]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "left out, no part of the checkpoint: consolidated.safetensors",
+        "left out, no part of the checkpoint: pytorch_model.bin",
+        "lmpack run will need what this checkpoint lacks: a tokenizer.json or tokenizer.model",
+    ]
+
+
 def test_a_ready_pack_is_fetched_and_validated(hub: HubServer, tmp_path: Path, tiny_pack: TinyPack) -> None:
     files = read_folder(tiny_pack.path)
     hub.add("owner/tiny.lmpack", files | {"README.md": b"# a card\n", ".gitattributes": b"*"})

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from converters.conversion import convert
+from converters.quantization import Quantization
 from lmpack.cli.main import run
 from lmpack.validation import validate
+from tests.compressed_packs import trained_tensors, write_gguf
 from tests.gguf_fixtures import METADATA, gguf_bytes, moe_tensors
 from tests.hub_server import HubServer, hub_server
 
@@ -82,6 +84,32 @@ def test_the_model_of_the_packs_source_is_found_among_several(hub: HubServer, pa
     )
     damage(pack / "experts/L001/E0002.bin")
     assert run(["validate", str(pack), "--repair", REPO]) == 0
+
+
+def test_another_revision_is_asked_by_its_name(hub: HubServer, pack: Path) -> None:
+    hub.add(REPO, {"m-F16.gguf": b"not this one"})
+    hub.set_branch(REPO, "v2", {"m-F16.gguf": gguf_bytes(moe_tensors(), METADATA)})
+    damage(pack / "experts/L001/E0002.bin")
+    assert run(["validate", str(pack), "--repair", REPO]) == 1
+    assert run(["validate", str(pack), "--repair", REPO, "--revision", "v2"]) == 0
+    assert validate(pack).ok
+
+
+def test_a_quantized_and_compressed_expert_is_made_again_from_its_byte_ranges(
+    hub: HubServer, tmp_path: Path
+) -> None:
+    source = write_gguf(tmp_path / "source.gguf", trained_tensors("BF16"))
+    hub.add(REPO, {"m-BF16.gguf": source.read_bytes()})
+    made = tmp_path / "m.lmpack"
+    convert(source, made, quantization=Quantization.parse("experts=q8_0"), compression_level=1)
+    damage(made / "experts/L001/E0002.bin")
+    assert run(["validate", str(made), "--repair", REPO]) == 0
+    assert validate(made).ok
+    assert asked_nbytes(hub) == sum(
+        tensor.nbytes // 4
+        for tensor in trained_tensors("BF16")
+        if tensor.name.startswith("blk.1.ffn") and "_exps" in tensor.name
+    )
 
 
 def test_other_bytes_are_refused_and_the_bad_file_stays(

@@ -11,7 +11,7 @@ from lmpack.alignment import DEFAULT_PAGE_SIZE
 from lmpack.byte_size import format_nbytes, parse_byte_size
 from lmpack.cli.path_argument import ModelPath, NewPath
 from lmpack.cli.progress import progress_bar
-from lmpack.cli.report import print_json
+from lmpack.cli.report import echo_incomplete, print_json
 from lmpack.errors import UsageError
 from lmpack.plural import counted
 
@@ -100,12 +100,7 @@ def command(
     if as_json:
         print_json({**_document(src, report), "missing": list(checkpoint.missing)})
         return
-    for name in report.left_out:
-        click.echo(f"left out, no part of the checkpoint: {name}", err=True)
-    if checkpoint.missing:
-        click.echo(
-            f"lmpack run will need what this checkpoint lacks: {' and '.join(checkpoint.missing)}", err=True
-        )
+    echo_incomplete(report.left_out, checkpoint.missing)
     if report.resumed_nbytes:
         click.echo(
             f"resumed: {format_nbytes(report.resumed_nbytes)} were in the pack already, and good", err=True

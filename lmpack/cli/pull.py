@@ -12,7 +12,7 @@ from lmpack.byte_size import format_nbytes, parse_byte_size
 from lmpack.cli.hub_options import revision_option, token_option
 from lmpack.cli.path_argument import NewPath
 from lmpack.cli.progress import progress_bar
-from lmpack.cli.report import print_json
+from lmpack.cli.report import echo_incomplete, print_json
 from lmpack.plural import counted
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ def command(
     if as_json:
         print_json(_document(report))
         return
+    echo_incomplete(report.left_out, report.missing)
     click.echo(
         f"{report.path}: {report.architecture}, {counted(report.num_experts, 'expert')}, "
         f"{format_nbytes(report.nbytes)} of {report.kind} from {report.repo_id} at {report.commit[:12]}, "
@@ -124,5 +125,7 @@ def _document(report: PullReport) -> dict[str, object]:
         "num_experts": report.num_experts,
         "nbytes": report.nbytes,
         "downloaded_nbytes": report.downloaded_nbytes,
+        "left_out": list(report.left_out),
+        "missing": list(report.missing),
         "seconds": round(report.seconds, 3),
     }

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -22,6 +26,14 @@ def print_json(document: object) -> None:
 def one_line(text: str) -> str:
     """Return text that anybody may have chosen as one line that cannot steer a terminal."""
     return "".join(map(_shown, text))
+
+
+def echo_incomplete(left_out: Sequence[str], missing: Sequence[str]) -> None:
+    """Say on stderr which files a conversion did not take, and what a run will look for in vain."""
+    for name in left_out:
+        click.echo(one_line(f"left out, no part of the checkpoint: {name}"), err=True)
+    if missing:
+        click.echo(f"lmpack run will need what this checkpoint lacks: {' and '.join(missing)}", err=True)
 
 
 def _shown(char: str) -> str:

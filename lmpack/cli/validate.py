@@ -33,7 +33,8 @@ if TYPE_CHECKING:
   lmpack validate qwen3.lmpack --source qwen3-Q4_K_M.gguf
   lmpack validate qwen3.lmpack --repair qwen3-Q4_K_M.gguf
   lmpack validate qwen3.lmpack --repair /mnt/backup/qwen3.lmpack
-  lmpack validate qwen3.lmpack --repair unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M
+  lmpack validate qwen3.lmpack --repair unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M --revision main
+  lmpack validate qwen3-iq2.lmpack --repair qwen3-BF16.gguf --imatrix imatrix.gguf
 """
 )
 @click.argument("pack", type=PackPath())
@@ -45,10 +46,23 @@ if TYPE_CHECKING:
     type=ModelPathOrRepo(),
     help="Replace bad files from the checkpoint or another copy of the pack, here or in a Hugging Face repository.",
 )
+@click.option("--revision", help="A branch, tag or commit of the repository to repair from [default: main].")
+@click.option(
+    "--imatrix",
+    type=ModelPath(),
+    help="The importance matrix that the pack was quantized with, to repair it from the checkpoint.",
+)
 @click.option("--jobs", type=click.IntRange(1, MAX_JOBS), help="Files read at once [default: one per core].")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def command(
-    pack: str, quick: bool, source: str | None, origin: str | None, jobs: int | None, as_json: bool
+    pack: str,
+    quick: bool,
+    source: str | None,
+    origin: str | None,
+    revision: str | None,
+    imatrix: str | None,
+    jobs: int | None,
+    as_json: bool,
 ) -> None:
     """Check every file of PACK against its manifest.
 
@@ -58,15 +72,21 @@ def command(
     """
     if quick and (source or origin):
         raise UsageError("--quick reads no bytes; leave it out to compare or repair them")
+    if imatrix is not None and origin is None:
+        raise UsageError("--imatrix: is for --repair, which was not given")
+    if revision is not None and (origin is None or not ModelPathOrRepo.is_repo(origin)):
+        raise UsageError("--revision: is for --repair with the name of a repository, which was not given")
     report = _validated(pack, quick, jobs)
     repaired: tuple[str, ...] = ()
     failed: tuple[Problem, ...] = ()
     if origin is not None and not report.ok:
+        from converters.importance_matrix import ImportanceMatrix
         from converters.repair import repair
 
-        before = report.problems
+        before, matrix = report.problems, ImportanceMatrix.read(imatrix) if imatrix is not None else None
         with progress_bar(report.nbytes, description="repair and validate") as progress:
-            done = repair(pack, _origin(pack, origin), before, jobs=jobs, progress=progress)
+            bytes_from = _origin(pack, origin, revision)
+            done = repair(pack, bytes_from, before, imatrix=matrix, jobs=jobs, progress=progress)
         repaired, failed, report = done.repaired, done.failed, done.validation
     if source is not None and report.ok:
         report = _compared(pack, source, report, jobs)
@@ -97,7 +117,7 @@ def _validated(pack: str, quick: bool, jobs: int | None) -> ValidationReport:
         return validate(pack, quick=quick, jobs=jobs, progress=progress)
 
 
-def _origin(pack: str, path: str) -> ByteOrigin:
+def _origin(pack: str, path: str, revision: str | None = None) -> ByteOrigin:
     try:
         source = read_manifest(Path(pack)).source
     except ManifestError:
@@ -109,7 +129,7 @@ def _origin(pack: str, path: str) -> ByteOrigin:
     from converters.hub_client import HubClient
     from converters.hub_origin import open_hub_origin
 
-    return open_hub_origin(HubClient(), path, source)
+    return open_hub_origin(HubClient(), path, source, revision)
 
 
 def _compared(pack: str, path: str, report: ValidationReport, jobs: int | None) -> ValidationReport:
