@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import subprocess
 import sys
 import time
@@ -24,7 +25,21 @@ QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
 CTRL_A, CTRL_C, CTRL_D = "\x01", "\x03", "\x04"
 PASTE, END_OF_PASTE = "\x1b[200~", "\x1b[201~"
-DEADLINE_S = 60
+DEADLINE_S = 120
+# The first wait for a key begins with an interrupt, after the line editor has looked for one.
+INTERRUPTED_SELECT = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <sys/select.h>
+
+int select(int count, fd_set *read, fd_set *write, fd_set *except, struct timeval *timeout) {
+    static int interrupted;
+    if (count == 1 && !interrupted) { interrupted = 1; raise(SIGINT); }
+    return ((int (*)(int, fd_set *, fd_set *, fd_set *, struct timeval *))dlsym(RTLD_NEXT, "select"))(
+        count, read, write, except, timeout);
+}
+"""
 # A terminal sends SIGINT to the session whose terminal it is: make it the chat's before the chat starts.
 LOGIN = """
 import fcntl, os, signal, sys, termios
@@ -67,14 +82,14 @@ class Terminal:
 
 
 @contextmanager
-def chat(*args: str) -> Iterator[Terminal]:
+def chat(*args: str, **environment: str) -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", LOGIN, "chat", *args],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env=os.environ | {"TERM": "xterm", "INPUTRC": os.devnull, "COLUMNS": "500"},
+        env=os.environ | {"TERM": "xterm", "INPUTRC": os.devnull, "COLUMNS": "500"} | environment,
     )
     os.close(theirs)
     try:
@@ -122,11 +137,26 @@ def test_ctrl_c_stops_the_answer_and_not_the_talk(demo_pack: Path) -> None:
         assert terminal.process.wait(DEADLINE_S) == 0
 
 
-@pytest.mark.slow  # on a loaded machine an interrupt that arrives between prompt and line editor can be lost
 def test_ctrl_c_drops_a_line(demo_pack: Path) -> None:
     with chat(str(demo_pack)) as terminal:
         terminal.say("/clear")
         terminal.type(f"half a line{CTRL_C}")
         terminal.wait_for(r"\n> ")
+        terminal.type(CTRL_D)
+        assert terminal.process.wait(DEADLINE_S) == 0
+
+
+def test_ctrl_c_is_heard_when_it_comes_just_before_the_wait_for_a_key(
+    demo_pack: Path, tmp_path: Path
+) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    shim = tmp_path / "interrupt.so"
+    (tmp_path / "interrupt.c").write_text(INTERRUPTED_SELECT)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", shim, tmp_path / "interrupt.c", "-ldl"], check=True)
+    with chat(str(demo_pack), "-n", "24", LD_PRELOAD=str(shim)) as terminal:
+        terminal.wait_for(r"\n> ")
+        assert ANSWER in terminal.say(QUESTION)
         terminal.type(CTRL_D)
         assert terminal.process.wait(DEADLINE_S) == 0

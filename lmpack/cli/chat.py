@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 HELP = "/clear forgets the talk; Ctrl-C stops an answer; /exit or Ctrl-D leaves"
 
+TICK_S = 0.1
+
 
 @click.command(
     epilog="""Examples:
@@ -88,7 +90,8 @@ def _typed_turns() -> Iterator[str]:
         import readline  # noqa: F401 (input() uses it from now on)
     while True:
         try:
-            turn = _ask().strip()
+            with _ctrl_c_ends_the_wait():
+                turn = _ask().strip()
         except EOFError:
             click.echo(err=True)
             return
@@ -108,6 +111,21 @@ def _ask() -> str:
         return input("> ")  # readline must know the prompt
     click.echo("> ", nl=False, err=True)
     return input()
+
+
+@contextmanager
+def _ctrl_c_ends_the_wait() -> Iterator[None]:
+    """Let an interrupt end the wait for a key that comes after Python's last look for one and before the wait.
+
+    It would be heard at the next key only. A clock interrupts the wait, and then Python looks again.
+    """
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, TICK_S, TICK_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @contextmanager
