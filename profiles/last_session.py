@@ -8,15 +8,14 @@ at any time.
 from __future__ import annotations
 
 import json
-import os
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmpack.cache_folder import cache_folder
 from lmpack.drive import storage_errors
 from lmpack.errors import ProfileError
 from lmpack.expert_key import ExpertKey
 from lmpack.strict_json import JsonError, check_int, check_list, check_object, parse_json
+from lmpack.whole_file import whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +32,7 @@ class LastSession:
 
     def __init__(self, manifest: Manifest) -> None:
         self._num_experts = {entry.layer: entry.num_experts for entry in manifest.layers}
-        self.path = _cache_folder() / "lmpack" / "sessions" / f"{manifest.pack_id}.json"
+        self.path = cache_folder() / "sessions" / f"{manifest.pack_id}.json"
 
     def load(self) -> list[ExpertKey]:
         """The experts to start with, the best first; none when there was no session.
@@ -55,20 +54,10 @@ class LastSession:
 
     def save(self, keys: Sequence[ExpertKey]) -> None:
         """Remember the experts, the best first; raises StorageError."""
-        partial = self.path.with_name(
-            f"{self.path.name}.{os.getpid()}.partial"
-        )  # runs of one pack may end together
         with storage_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with open(partial, "w", encoding="utf-8") as file:
-                    json.dump({"version": _VERSION, "experts": keys}, file)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(partial, self.path)
-            finally:
-                with suppress(OSError):  # renamed away, or never made
-                    partial.unlink()
+        with whole_file(self.path) as file:
+            file.write(json.dumps({"version": _VERSION, "experts": keys}).encode())
 
     def _parse(self, raw: bytes) -> list[ExpertKey]:
         if len(raw) > _MAX_NBYTES:
@@ -83,9 +72,3 @@ class LastSession:
         if len(set(keys)) < len(keys):
             raise JsonError("experts: one stands twice")
         return keys
-
-
-def _cache_folder() -> Path:
-    """As the XDG Base Directory Specification 0.8 has it, which ignores a relative path."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return folder if folder.is_absolute() else Path.home() / ".cache"

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from lmpack.drive import storage_errors, sync_path
 from lmpack.errors import ProfileError
 from lmpack.strict_json import (
     JsonError,
@@ -22,6 +19,7 @@ from lmpack.strict_json import (
     check_str,
     parse_json,
 )
+from lmpack.whole_file import whole_file
 from profiles.routing_origin import RoutingOrigin
 from profiles.routing_shape import MAX_EXPERTS, MAX_LAYERS, MAX_TOP_K, RoutingShape
 
@@ -67,18 +65,8 @@ def write_routing_file(
             **description.totals,
         }
     )
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with storage_errors(path):
-            with open(partial, "wb") as file:
-                _write_safetensors(file, document, tensors)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-            sync_path(path.absolute().parent)
-    finally:
-        with suppress(OSError):  # renamed away, or never made
-            partial.unlink()
+    with whole_file(path) as file:
+        _write_safetensors(file, document, tensors)
 
 
 def _write_safetensors(file: BinaryIO, document: str, tensors: Mapping[str, NDArray[Any]]) -> None:

@@ -14,15 +14,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lmpack.cache_folder import cache_folder
+from lmpack.drive import storage_errors
+from lmpack.errors import StorageError
 from lmpack.strict_json import JsonError, parse_json
+from lmpack.whole_file import whole_file
 
 Rates = Mapping[str, Mapping[int, float]]  # store -> reads in flight -> GB/s
 
 
-def drive_memory_file(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where this user's figures are; a relative XDG_CACHE_HOME does not count, as its specification says."""
-    cache = Path(environment.get("XDG_CACHE_HOME", ""))
-    return (cache if cache.is_absolute() else Path.home() / ".cache") / "lmpack" / "drives.json"
+def drive_memory_file() -> Path:
+    """Where this user's figures are; StorageError for a user without a home."""
+    return cache_folder() / "drives.json"
 
 
 def recall_rates(path: Path, expert_nbytes: int) -> Rates | None:
@@ -40,15 +43,15 @@ def recall_rates(path: Path, expert_nbytes: int) -> Rates | None:
 
 def remember_rates(path: Path, expert_nbytes: int, rates: Rates) -> str:
     """Keep what was measured for the drive that `path` is on; the reason, when that cannot be."""
-    memory = drive_memory_file()
     drives = {**_read(), drive_id(path, expert_nbytes): rates}
-    partial = memory.with_name(f"{memory.name}.{os.getpid()}.partial")
     try:
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(drives, indent=1), encoding="utf-8")
-        partial.replace(memory)
-    except OSError as error:
-        return f"{memory}: {error.strerror}"
+        memory = drive_memory_file()
+        with storage_errors(memory):
+            memory.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(memory) as file:
+            file.write(json.dumps(drives, indent=1).encode())
+    except StorageError as error:
+        return str(error)
     return ""
 
 

@@ -34,6 +34,14 @@ def models_dir() -> Path:
     return folder
 
 
+@pytest.fixture
+def a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs under a bare number: no HOME, and no line in /etc/passwd."""
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 3_999_999_999)
+
+
 @pytest.fixture(scope="session")
 def demo_gguf() -> Path:
     """The embedded demo model: qwen3moe, 6 layers of 32 experts, Q4_K_M."""

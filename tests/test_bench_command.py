@@ -60,6 +60,28 @@ def test_a_budget_that_is_too_small_is_found_out_first(
     assert re.fullmatch(r"lmpack: error: the memory budget is 1\.0 MiB, .+\n", told)
 
 
+def test_a_chart_that_cannot_be_written_is_found_out_first(
+    demo_pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for chart, expected in (
+        (tmp_path / "none" / "chart.svg", "does not exist; make it first"),
+        (demo_pack / "chart.svg", "would damage the pack"),
+    ):
+        assert run(["bench", str(demo_pack), *SHORT, "--plot", str(chart)]) == 2
+        shown, told = capsys.readouterr()
+        assert not shown
+        assert expected in told
+
+
+def test_a_chart_names_its_pack_in_what_xml_can_hold(demo_pack: Path, tmp_path: Path) -> None:
+    pack = tmp_path / "a\x1b\udcff.lmpack"
+    pack.symlink_to(demo_pack)
+    chart = tmp_path / "chart.svg"
+    assert run(["bench", str(pack), "-p", "4", "-n", "0", "-r", "1", "--plot", str(chart)]) == 0
+    texts = [element.text for element in ElementTree.parse(chart).iter("{http://www.w3.org/2000/svg}text")]
+    assert r"a\x1b\udcff.lmpack: prompts of 4 tokens" in texts
+
+
 def test_what_cannot_be_measured_is_wrong_usage(
     demo_pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,6 +54,15 @@ def test_a_pack_is_left_as_it_is_and_the_choice_for_it_is_said(
     assert {path.name for path in tmp_path.iterdir()} == {"experts.lmpack"}
 
 
+@pytest.mark.usefixtures("a_user_without_a_home")
+def test_a_user_without_a_home_gets_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pack = write_expert_pack(tmp_path / "experts.lmpack")
+    assert run(["doctor", str(pack.path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["remembered_in"] is None
+    assert document["io"]["store"] == "direct"
+
+
 def test_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert run(["doctor", str(tmp_path / "file")]) == 2

@@ -118,8 +118,9 @@ def test_figures_that_cannot_be_kept_are_used_and_that_is_said(pack: Pack, cache
     assert choice.reason.startswith("measured now, but not remembered: ")
 
 
-def test_the_folder_is_the_one_that_the_user_chose(tmp_path: Path) -> None:
-    assert drive_memory_file({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "lmpack" / "drives.json"
-    home = drive_memory_file({})
-    assert home.parts[-3:] == (".cache", "lmpack", "drives.json")
-    assert drive_memory_file({"XDG_CACHE_HOME": "relative"}) == home
+@pytest.mark.usefixtures("a_user_without_a_home")
+def test_a_user_without_a_home_measures_each_time_and_is_told_why(pack: Pack) -> None:
+    for _ in range(2):
+        choice = choose_io("auto", pack, budget_with_slots(pack.manifest, 8))
+        assert choice.reason.startswith("measured now, but not remembered: user ")
+        assert "set HOME or XDG_CACHE_HOME" in choice.reason

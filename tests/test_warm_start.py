@@ -181,12 +181,12 @@ def test_a_broken_session_is_refused_by_name_with_what_to_do(
     assert "delete the file" in str(caught.value)
 
 
-def test_a_relative_cache_folder_is_ignored_as_the_standard_says(
-    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("a_user_without_a_home")
+def test_a_user_without_a_home_has_no_last_session(
+    demo_pack: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "somewhere")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert LastSession(manifest).path.is_relative_to(tmp_path / ".cache")
+    assert run(["run", str(demo_pack), "-p", "One day", "-n", "1", "--warm", "last"]) == 1
+    assert "has no home folder to keep a cache in; set HOME or XDG_CACHE_HOME" in capsys.readouterr().err
 
 
 def test_a_profile_of_another_model_is_refused(demo_pack: Path, tmp_path: Path) -> None:

@@ -33,9 +33,10 @@ from lmpack.byte_size import format_nbytes, parse_byte_size
 from lmpack.cli.budget_chart import BudgetChart, BudgetPoint
 from lmpack.cli.engine_options import EngineOptions, engine_options_with
 from lmpack.cli.fresh_process import run_fresh
+from lmpack.cli.output_file import check_output
 from lmpack.cli.path_argument import NewPath, PackPath
 from lmpack.cli.progress import progress_bar
-from lmpack.cli.report import print_json
+from lmpack.cli.report import one_line, print_json
 from lmpack.cli.text_input import read_text
 from lmpack.errors import UsageError
 from lmpack.plural import counted
@@ -132,6 +133,8 @@ def command(
     """
     if plot is not None and plot.suffix != ".svg":
         raise UsageError(f"--plot {plot}: expected a name that ends with .svg")
+    if plot is not None:
+        check_output(plot, Path(pack))
     work = Workload(prompt_tokens, answer_tokens, repetitions, not no_warmup)
     context = engine_options.context or prompt_tokens + answer_tokens
     if context < prompt_tokens + answer_tokens:
@@ -152,7 +155,7 @@ def command(
     else:
         click.echo(_setting(runs[-1]))
     if plot is not None:
-        _chart(Path(pack).name, work, runs).save(plot)
+        _chart(one_line(Path(pack).name), work, runs).save(plot)
         click.echo(f"wrote {plot}", err=as_json)
 
 

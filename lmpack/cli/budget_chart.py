@@ -6,12 +6,12 @@ Two panels over one axis, because two scales in one panel show crossings that me
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
 from lmpack.byte_size import format_nbytes
+from lmpack.whole_file import whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -45,12 +45,8 @@ class BudgetChart:
 
     def save(self, path: Path) -> None:
         """Write the SVG; a file that is there already is replaced when the new one is whole."""
-        partial = path.with_name(f"{path.name}.partial")
-        with open(partial, "w", encoding="utf-8") as file:
-            file.write(self.draw())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        with whole_file(path) as file:
+            file.write(self.draw().encode())
 
     def draw(self) -> str:
         """Return the SVG's text."""

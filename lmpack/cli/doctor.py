@@ -10,7 +10,7 @@ The document of --json:
     device               the drive, as it is remembered
     reads[]              request_nbytes, in_flight, direct, gigabytes_per_s (null: O_DIRECT is refused)
     io                   store, num_readers, reason: what --io auto does with this pack; null for a folder
-    remembered_in        the file that keeps what --io auto measured
+    remembered_in        the file that keeps what --io auto measured; null for a user without a home
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import click
 from lmpack.byte_size import format_nbytes
 from lmpack.cli.report import print_json
 from lmpack.drive import check_space, storage_errors
+from lmpack.errors import StorageError
 from lmpack.manifest import MANIFEST_FILE
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def command(path: Path, as_json: bool) -> None:
     For a pack, the choice of --io auto is measured anew and remembered.
     """
     from lmpack.pack import Pack
-    from runtime.drive_memory import device_name, drive_memory_file
+    from runtime.drive_memory import device_name
     from runtime.free_memory import free_memory_nbytes
 
     pack = Pack.open(path) if (path / MANIFEST_FILE).exists() else None
@@ -83,7 +84,7 @@ def command(path: Path, as_json: bool) -> None:
         "device": device_name(path),
         "reads": [asdict(rate) for rate in reads],
         "io": asdict(choice) if choice is not None else None,
-        "remembered_in": str(drive_memory_file()),
+        "remembered_in": _remembered_in(),
     }
     if as_json:
         print_json(document)
@@ -95,6 +96,15 @@ def command(path: Path, as_json: bool) -> None:
     click.echo(_table(reads))
     if choice is not None:
         click.echo(f"--io auto   {choice.store}, {choice.num_readers} reads in flight ({choice.reason})")
+
+
+def _remembered_in() -> str | None:
+    from runtime.drive_memory import drive_memory_file
+
+    try:
+        return str(drive_memory_file())
+    except StorageError:  # the choice's reason says it
+        return None
 
 
 def _measure(path: Path, pack: Pack | None) -> list[ReadRate]:

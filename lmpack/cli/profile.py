@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import shutil
 import sys
 from dataclasses import asdict
@@ -30,10 +29,11 @@ import click
 
 from lmpack.byte_size import format_nbytes
 from lmpack.cli.engine_options import EngineOptions, engine_options
+from lmpack.cli.output_file import check_output
 from lmpack.cli.path_argument import NewPath, PackPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import print_json
-from lmpack.errors import LmpackError, StorageError, UsageError
+from lmpack.errors import LmpackError, UsageError
 from lmpack.plural import counted
 
 if TYPE_CHECKING:
@@ -168,17 +168,9 @@ def _check_outputs(output: Path, trace: Path | None, prompt_file: Path, pack: Pa
     for path in (output, trace):
         if path is None:
             continue
-        folder = path.resolve().parent
-        if not folder.is_dir():
-            raise UsageError(f"{path}: the folder {path.parent} does not exist; make it first")
         if path.resolve() == prompt_file.resolve():
             raise UsageError(f"{path}: holds the prompts; write to another file")
-        if pack.resolve() in (folder, *folder.parents) and folder != pack.resolve() / "profiles":
-            raise UsageError(
-                f"{path}: would damage the pack; write outside of it, or into its profiles/ folder"
-            )
-        if not os.access(folder, os.W_OK):
-            raise StorageError(f"{path}: the folder {path.parent} cannot be written to; choose another")
+        check_output(path, pack)
 
 
 def _tokenize(prompt_set: PromptSet, engine: Engine, parse_special: bool) -> list[list[int]]:
