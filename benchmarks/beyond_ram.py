@@ -151,8 +151,10 @@ def child(engine: str, load: Load) -> None:
     print(json.dumps({"passes": passes, **facts}))
 
 
-def compare(load: Load, share: float, in_memory_tokens_per_s: float) -> dict[str, Any]:
+def compare(load: Load, share: float) -> dict[str, Any]:
     """Both engines and the drive in cgroups of a share of the model."""
+    whole = in_cgroup("lmpack", Load(**{**asdict(load), "passes": 2}), load.ram_nbytes)
+    in_memory_tokens_per_s = whole["passes"][1]["decode_tokens_per_s"]
     limit_nbytes = int(Path(load.gguf).stat().st_size * share) // 4096 * 4096
     load = Load(**{**asdict(load), "ram_nbytes": limit_nbytes})
     drive = in_cgroup("drive", load, limit_nbytes)["passes"][0]["gigabytes_per_s"]
@@ -164,6 +166,7 @@ def compare(load: Load, share: float, in_memory_tokens_per_s: float) -> dict[str
     bound = min(drive_tokens_per_s or in_memory_tokens_per_s, in_memory_tokens_per_s)
     return {
         "share": share,
+        "in_memory_tokens_per_s": in_memory_tokens_per_s,
         "limit_nbytes": limit_nbytes,
         "lmpack": ours,
         "llama.cpp": theirs,
@@ -206,7 +209,8 @@ def describe(result: dict[str, Any]) -> str:
     allowed = result["drive_tokens_per_s"]
     lines += [
         "",
-        f"the drive allows {allowed:.2f} tokens/s at what was missed" if allowed else "nothing was missed",
+        f"in memory lmpack decodes {result['in_memory_tokens_per_s']:.2f} tokens/s, "
+        + (f"the drive allows {allowed:.2f} at what was missed" if allowed else "nothing was missed"),
         f"of the bound: {result['of_the_bound']:.0%}",
         f"peak charged: {_peaks(result)}",
     ]
@@ -256,23 +260,22 @@ def main() -> None:
         arguments.passes,
         arguments.seed,
     )
-    try:
-        whole = in_cgroup("lmpack", Load(**{**asdict(load), "passes": 2}), 2 * model_nbytes)
-    except NoCgroupError as error:
-        print(f"skipped: memory cgroups cannot be set here ({error})")
-        return
-    in_memory = whole["passes"][1]["decode_tokens_per_s"]
-    results = [compare(load, float(share), in_memory) for share in arguments.shares.split(",")]
+    if not arguments.json:
+        print(
+            f"{arguments.model.name}, {format_nbytes(model_nbytes)}, {arguments.threads} threads, "
+            f"{arguments.prompt_tokens} tokens of prompt, {arguments.tokens} decoded"
+        )
+    results = []
+    for share in arguments.shares.split(","):
+        try:
+            results.append(compare(load, float(share)))
+        except NoCgroupError as error:
+            print(f"skipped: memory cgroups cannot be set here ({error})", file=sys.stderr)
+            return
+        if not arguments.json:
+            print(describe(results[-1]), flush=True)
     if arguments.json:
-        print(json.dumps({"in_memory_tokens_per_s": in_memory, "budgets": results}, indent=1))
-        return
-    print(
-        f"{arguments.model.name}, {format_nbytes(model_nbytes)}, {arguments.threads} threads, "
-        f"{arguments.prompt_tokens} tokens of prompt, {arguments.tokens} decoded; lmpack in memory "
-        f"{in_memory:.2f} tokens/s"
-    )
-    for result in results:
-        print(describe(result))
+        print(json.dumps({"budgets": results}, indent=1))
 
 
 if __name__ == "__main__":

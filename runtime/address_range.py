@@ -6,6 +6,7 @@ import ctypes
 import errno
 import mmap
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -14,6 +15,9 @@ _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _MADV_POPULATE_READ = 22
+_MADV_POPULATE_WRITE = 23
+_PROVIDED_NBYTES = 64 << 20
+_NUM_PROVIDERS = 4  # one alone zeroes pages at half the speed of the memory
 _ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -60,6 +64,19 @@ class AddressRange:
         if number:
             raise OSError(number, "its pages cannot be read in")
         return True
+
+    def provide_memory(self) -> None:
+        """Have the kernel provide every page of memory now and not at its first touch; kernels before 5.14 cannot."""
+
+        def provide(start: int) -> None:
+            nbytes = min(_PROVIDED_NBYTES, self.nbytes - start)
+            number = _advise(self.address + start, nbytes, _MADV_POPULATE_WRITE)
+            if number not in (0, errno.EINVAL):
+                raise OSError(number, f"{self.nbytes} bytes of memory: {os.strerror(number)}")
+
+        with ThreadPoolExecutor(_NUM_PROVIDERS) as threads:
+            for _ in threads.map(provide, range(0, self.nbytes, _PROVIDED_NBYTES)):
+                pass
 
     def empty(self, offset: int, nbytes: int) -> None:
         """Take away what is behind these addresses; the hole merges with holes beside it."""

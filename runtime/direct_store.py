@@ -27,7 +27,8 @@ _HUGE_PAGE_NBYTES = 2 << 20
 
 
 class DirectStore:
-    """Keeps experts in memory of its own: one allocation per layout, in huge pages, touched when first filled.
+    """Keeps experts in memory of its own: one allocation per layout, in huge pages, provided at once where not all
+    experts fit, and otherwise when first filled.
 
     It reads with O_DIRECT; where the file system refuses that, through the page cache. Which of the two runs is
     fixed when the store is opened: see `direct` and `name`. An expert that the page cache holds is taken from
@@ -140,9 +141,13 @@ class _SlotPool:
         self._stride = layout.stride
         self._range = AddressRange(num_slots * layout.stride, alignment=_HUGE_PAGE_NBYTES)
         self._range.fill_with_memory(huge_pages=True)
-        self._memory = self._range.view()
-        self._first_slots: dict[int, int] = {}  # layer -> where its bank starts
         self._all_fit = num_slots == layout.num_experts
+        self._memory = self._range.view()
+        if (
+            not self._all_fit
+        ):  # then every slot will be filled, and on a virtual machine a page's first touch can
+            self._range.provide_memory()  # take longer than reading what goes into it
+        self._first_slots: dict[int, int] = {}  # layer -> where its bank starts
         self._free_slots = [] if self._all_fit else list(reversed(range(num_slots)))  # popped from the end
         storage, first_slot = self._range.tensor(), 0
         for layer in layout.layers:

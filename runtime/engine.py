@@ -195,8 +195,8 @@ class Engine:
                 pack.manifest, family, config, weights, cache, loaded_kernels, recorder, context_length
             )
             prefetcher = None
-            if (predictor := guessing.predictor(model)) is not None:
-                prefetcher = Prefetcher(cache, predictor, pack.manifest.layers)
+            if guessing.name != "off":
+                prefetcher = Prefetcher(cache, pack.manifest.layers, guessing.transitions)
                 model.prefetch_with(prefetcher)
             tokenizer = load_tokenizer(pack)
             undo.pop_all()

@@ -231,9 +231,8 @@ class ExpertCache:
             self._pass_guesses(residents)
             for expert in unguessed:
                 key = residents.key(expert)
-                read = Read(key, self._acquire(residents, key, needed), wakeup=fetch.wakeup)
-                fetch.reads.append(read)
-                self.readers.start(read)
+                fetch.reads.append(Read(key, self._acquire(residents, key, needed), wakeup=fetch.wakeup))
+            self.readers.start(*fetch.reads[len(fetch.reads) - len(unguessed) :])
         except BaseException:
             self._end(fetch, False)
             raise

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 NUM_READERS = 8
 """A drive needs several requests in flight; benchmarks/expert_reads.py shows what more gain."""
-MAX_GUESSES_IN_FLIGHT = 2
+MAX_GUESSES_IN_FLIGHT = 1
 """A demand read shares the drive with the guesses it finds under way: this many at most."""
 
 
@@ -77,13 +77,15 @@ class ExpertReaders:
         with self._lock:
             return self._busy_s + (self._clock() - self._busy_since if self._num_running else 0.0)
 
-    def start(self, read: Read) -> None:
-        """Queue a read; an error when closed."""
+    def start(self, *reads: Read) -> None:
+        """Queue reads; an error when closed."""
         with self._lock:
             if self._closed:
                 raise ValueError("the expert readers are closed")
-            (self._guesses if read.is_guess else self._demands).append(read)
-        self._work.put(None)
+            for read in reads:
+                (self._guesses if read.is_guess else self._demands).append(read)
+        for _ in reads:
+            self._work.put(None)
 
     def demand(self, guess: Read, wakeup: SimpleQueue[None]) -> None:
         """Make a guess a demand, wherever it is on its way; `wakeup` hears of it unless it has ended."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import torch
@@ -84,9 +85,10 @@ class Model:
         return [block for block in blocks if isinstance(block, MoE)]
 
     def prefetch_with(self, prefetcher: Prefetcher) -> None:
-        """Let single tokens fetch their experts through a prefetcher, which may have learnt from this model."""
-        for moe in self.moes:
+        """Let single tokens fetch their experts through a prefetcher; before the first forward()."""
+        for moe, following in zip_longest(self.moes, self.moes[1:]):
             moe.prefetcher = prefetcher
+            moe.following = None if prefetcher.transitions is not None else following
 
     def forward(self, token_ids: Sequence[int], kv: KVCache) -> Tensor:
         """Final hidden states float32 [n, hidden] of the n tokens that follow the cache's; kv moves on."""

@@ -73,37 +73,48 @@ class MoE:
         self.kernels = kernels
         self.recorder = recorder
         self.prefetcher: Prefetcher | None = None
+        self.following: MoE | None = None  # whose router is asked about this block's input, for a guess
         self.hits_first = True  # benchmarks/overlap.py shows what it gains
 
     def __call__(self, ops: Operations[T], x: T, num_tokens: int) -> T:
         topk_ids, topk_weights = ops.route(ops.linear(x, self.gate_inp), self.router)
         shape = (num_tokens, self.router.top_k, self.gate_inp.shape[1])
-        outputs = ops.host(self.routed, (x, topk_ids, topk_weights), shape)
+        inputs: tuple[T, ...] = (x, topk_ids, topk_weights)
+        if self.following is not None and num_tokens == 1:
+            guess, _ = ops.route(ops.linear(x, self.following.gate_inp), self.following.router)
+            inputs = (*inputs, guess)
+        outputs = ops.host(self.routed, inputs, shape)
         mixed = ops.mix(outputs, topk_weights)
         if self.shared_expert is not None:
             mixed = ops.add(mixed, self.shared_expert(ops, x, num_tokens))
         return mixed
 
-    def routed(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-        """The chosen experts' outputs: [n, hidden] and [n, top_k] -> [n, top_k, hidden]."""
+    def routed(
+        self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, guess: Tensor | None = None
+    ) -> Tensor:
+        """The chosen experts' outputs: [n, hidden] and [n, top_k] -> [n, top_k, hidden].
+
+        `guess` [1, top_k] are the experts that the following block may choose for one token, the likeliest first.
+        """
         if self.recorder is not None:
             self.recorder.on_select(self.layer, topk_ids.cpu().numpy(), topk_weights.cpu().numpy())
         if len(topk_ids) == 1:
-            return self._decode(x, topk_ids[0].tolist())[None]
+            return self._decode(x, topk_ids[0].tolist(), None if guess is None else guess[0].tolist())[None]
         return self._prefill(x, topk_ids)
 
-    def _decode(self, x: Tensor, experts: list[int]) -> Tensor:
+    def _decode(self, x: Tensor, experts: list[int], guess: list[int] | None) -> Tensor:
         """One token's: [1, hidden] -> [top_k, hidden]; those that are resident first, the others as they are read."""
         bank = self.cache.bank(self.layer)
+        # Here, because torch gives the interpreter away while it allocates: readers that have just been started take it.
+        outputs = x.new_empty(len(experts), x.shape[1])
         if self.prefetcher is not None:
-            fetch = self.prefetcher.begin(self.layer, x, experts)
+            fetch = self.prefetcher.begin(self.layer, experts, guess)
         else:
             fetch = self.cache.begin(self.layer, experts)
         if not self.hits_first:
             fetch.wait()
         if not fetch.missing:
             return self.kernels.expert_ffn(x, fetch.slots, bank)
-        outputs = x.new_empty(len(experts), x.shape[1])
         for arrived in fetch.arrivals():
             slots = [fetch.slots[position] for position in arrived]
             outputs[arrived] = self.kernels.expert_ffn(x, slots, bank)

@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING
 
 from lmpack.errors import UsageError
 from profiles.routing_profile import RoutingProfile
-from runtime.router_predictor import RouterPredictor
 from runtime.transition_predictor import TransitionPredictor
 
 if TYPE_CHECKING:
     from lmpack.manifest import Manifest
-    from runtime.expert_predictor import ExpertPredictor
-    from runtime.model import Model
 
 DEFAULT_PREFETCH = "off"
 """Guesses read more and gained nothing that was beyond doubt; benchmarks/README.md has the figures."""
@@ -41,7 +38,3 @@ class PrefetchChoice:
     def nbytes(self) -> int:
         """Memory that the predictor keeps to itself."""
         return self.transitions.nbytes if self.transitions is not None else 0
-
-    def predictor(self, model: Model) -> ExpertPredictor | None:
-        """The predictor of this name; None for `off`."""
-        return RouterPredictor(model.moes) if self.name == "router" else self.transitions

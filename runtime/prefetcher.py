@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
-
     from lmpack.layer_entry import LayerEntry
     from runtime.expert_cache import ExpertCache
     from runtime.expert_fetch import Fetch
-    from runtime.expert_predictor import ExpertPredictor
+    from runtime.transition_predictor import TransitionPredictor
 
 
 @dataclass(slots=True)
@@ -30,23 +28,28 @@ class Prefetcher:
     """Begins a layer's fetch and, behind it, reads of what the next MoE layer is expected to lack."""
 
     def __init__(
-        self, cache: ExpertCache, predictor: ExpertPredictor, moe_layers: Sequence[LayerEntry]
+        self,
+        cache: ExpertCache,
+        moe_layers: Sequence[LayerEntry],
+        transitions: TransitionPredictor | None = None,
     ) -> None:
-        """`moe_layers` are in the order they run."""
+        """`moe_layers` are in the order they run; without transitions, whoever begins a fetch brings the guess."""
         self.cache = cache
-        self.predictor = predictor
+        self.transitions = transitions
         self.counts = GuessCounts()
         self._next = {entry.layer: following for entry, following in pairwise(moe_layers)}
         self._guess: tuple[int, list[int]] | None = None  # the layer, and experts that it lacked
 
-    def begin(self, layer: int, x: Tensor, experts: Sequence[int]) -> Fetch:
-        """ExpertCache.begin for one token's experts; x [1, hidden] is the layer's input."""
+    def begin(self, layer: int, experts: Sequence[int], guess: Sequence[int] | None = None) -> Fetch:
+        """ExpertCache.begin for one token's experts; `guess` are the next MoE layer's, the likeliest first."""
         self._count(layer, experts)
         fetch = self.cache.begin(layer, experts)
         following = self._next.get(layer)
         if following is not None and self.cache.absent(following.layer, range(following.num_experts)):
-            guessed = self.predictor.predict(following.layer, x, experts)
-            absent = self.cache.absent(following.layer, guessed)
+            if self.transitions is not None:
+                guess = self.transitions.predict(following.layer, experts)
+            assert guess is not None
+            absent = self.cache.absent(following.layer, guess)
             self.cache.prefetch(following.layer, absent)
             self._guess = (following.layer, absent)
         return fetch

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from profiles.routing_profile import RoutingProfile
 
@@ -37,8 +36,8 @@ class TransitionPredictor:
         """What the shares take."""
         return sum(shares.nbytes for shares in self._shares.values())
 
-    def predict(self, layer: int, x: Tensor, experts: Sequence[int]) -> list[int]:
-        """The top k of the sums; among equals the lower number first."""
+    def predict(self, layer: int, experts: Sequence[int]) -> list[int]:
+        """The top k of a MoE layer, given those that the one before it took; among equals the lower number first."""
         sums = self._shares[layer][list(experts)].sum(0)
         guessed: list[int] = np.argsort(-sums, kind="stable")[: self._top_k].tolist()
         return guessed

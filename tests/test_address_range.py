@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,9 +13,12 @@ from runtime.address_range import AddressRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 PAGE = mmap.PAGESIZE
+
+
+def resident_nbytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
 
 
 @pytest.fixture
@@ -33,6 +37,15 @@ def test_memory_starts_as_zeros_and_keeps_what_is_written() -> None:
     view[PAGE : PAGE + 3] = b"abc"
     assert tensor[PAGE : PAGE + 3].tolist() == list(b"abc")
     assert tensor.data_ptr() == addresses.address
+    addresses.close()
+
+
+def test_memory_that_is_provided_is_there_before_it_is_touched() -> None:
+    addresses = AddressRange(200 << 20)
+    addresses.fill_with_memory(huge_pages=False)
+    before = resident_nbytes()
+    addresses.provide_memory()
+    assert resident_nbytes() - before > 190 << 20
     addresses.close()
 
 

@@ -103,12 +103,15 @@ def test_a_demand_is_read_before_guesses_that_were_there_first(
     gate = Gate()
     readers = make_readers(gate)
     guesses = start(readers, KEYS[:6], is_guess=True)
-    assert {gate.begun.get(timeout=60) for _ in range(MAX_GUESSES_IN_FLIGHT)} == set(KEYS[:2])
-    demands = start(readers, KEYS[10:14])
+    assert {gate.begun.get(timeout=60) for _ in range(MAX_GUESSES_IN_FLIGHT)} == set(
+        KEYS[:MAX_GUESSES_IN_FLIGHT]
+    )
+    demands = start(readers, KEYS[10 : 12 + MAX_GUESSES_IN_FLIGHT])
     begun = {gate.begun.get(timeout=60) for _ in range(2)}  # in the two threads that no guess can take
     assert begun == set(KEYS[10:12])
-    gate.open(KEYS[0], KEYS[1])  # their threads have a guess and a demand to choose from
-    assert {gate.begun.get(timeout=60) for _ in range(2)} == set(KEYS[12:14])
+    gate.open(*KEYS[:MAX_GUESSES_IN_FLIGHT])  # their threads have a guess and a demand to choose from
+    begun = {gate.begun.get(timeout=60) for _ in range(MAX_GUESSES_IN_FLIGHT)}
+    assert begun == set(KEYS[12 : 12 + MAX_GUESSES_IN_FLIGHT])
     gate.open(*KEYS)
     wait([*guesses, *demands])
 
@@ -132,12 +135,15 @@ def test_a_guess_that_is_asked_for_becomes_a_demand_and_is_read_once(
     gate = Gate()
     readers = make_readers(gate)
     guesses = start(readers, KEYS[:4], is_guess=True)
-    assert {gate.begun.get(timeout=60) for _ in range(2)} == set(KEYS[:2])
+    begun = {gate.begun.get(timeout=60) for _ in range(MAX_GUESSES_IN_FLIGHT)}
+    assert begun == set(KEYS[:MAX_GUESSES_IN_FLIGHT])
     wakeup: SimpleQueue[None] = SimpleQueue()
     readers.demand(guesses[3], wakeup)
     assert gate.begun.get(timeout=60) == KEYS[3]  # before the guess that waits longer
     readers.demand(guesses[0], wakeup)
-    assert gate.begun.get(timeout=60) == KEYS[2]  # in the place of the guess that is one no more
+    assert (
+        gate.begun.get(timeout=60) == KEYS[MAX_GUESSES_IN_FLIGHT]
+    )  # in the place of the guess that is one no more
     gate.open(*KEYS)
     for _ in range(2):
         wakeup.get(timeout=60)
@@ -151,7 +157,7 @@ def test_settled_reads_have_ended_or_never_begin(make_readers: Callable[..., Exp
     gate = Gate()
     readers = make_readers(gate)
     reads = start(readers, KEYS)
-    first = {gate.begun.get(timeout=60) for _ in range(4)}
+    first = {gate.begun.get(timeout=60) for _ in range(2 + MAX_GUESSES_IN_FLIGHT)}
     threading.Thread(target=gate.open, args=KEYS).start()
     readers.settle(reads)
     assert all(read.ended for read in reads)
@@ -186,7 +192,7 @@ def test_closing_joins_the_threads_and_starts_nothing_that_waits(
     gate = Gate()
     readers = make_readers(gate)
     reads = start(readers, KEYS)
-    begun = {gate.begun.get(timeout=60) for _ in range(4)}
+    begun = {gate.begun.get(timeout=60) for _ in range(2 + MAX_GUESSES_IN_FLIGHT)}
     assert set(threading.enumerate()) > threads
     threading.Thread(target=gate.open, args=KEYS).start()
     readers.close()

@@ -27,27 +27,27 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from profiles.routing_trace import RoutingTrace
-    from runtime.expert_predictor import ExpertPredictor
+    from runtime.expert_fetch import Fetch
+    from runtime.prefetcher import Prefetcher
 
 PROMPT = "Once upon a time there was a little rabbit who lived in a hollow tree."
 NUM_TOKENS = 12
 
 
 class WrongGuess:
-    """Another predictor's guesses, and before those of one layer an expert that nobody takes."""
+    """A prefetcher that guesses, before what it is told of the layer after this one, an expert that nobody takes."""
 
-    def __init__(self, predictor: ExpertPredictor, layer: int, spare: list[int]) -> None:
-        self.predictor = predictor
+    def __init__(self, prefetcher: Prefetcher, layer: int, spare: list[int]) -> None:
+        self.prefetcher = prefetcher
         self.layer = layer
         self.spare = spare
         self.num_guesses = 0
 
-    def predict(self, layer: int, x: torch.Tensor, experts: Sequence[int]) -> list[int]:
-        guessed = self.predictor.predict(layer, x, experts)
-        if layer != self.layer:
-            return guessed
+    def begin(self, layer: int, experts: Sequence[int], guess: Sequence[int] | None) -> Fetch:
+        assert layer == self.layer
+        assert guess is not None
         self.num_guesses += 1
-        return [self.spare[self.num_guesses % len(self.spare)], *guessed]
+        return self.prefetcher.begin(layer, experts, [self.spare[self.num_guesses % len(self.spare)], *guess])
 
 
 def load(pack: Path, **options: Any) -> Engine:
@@ -159,13 +159,17 @@ def test_a_profile_guesses_those_that_followed_most_often() -> None:
             for expert in experts:
                 followers = after[(before == expert).any(1)]
                 shares += np.bincount(followers.ravel(), minlength=len(shares)) / len(followers)
-            guessed = predictor.predict(layer, torch.empty(1, 8), experts)
+            guessed = predictor.predict(layer, experts)
             assert len(guessed) == 2
             np.testing.assert_allclose(shares[guessed], np.sort(shares)[::-1][:2], rtol=1e-6)
 
 
 def test_a_guess_that_cannot_be_read_harms_nobody_until_it_is_needed(
-    demo_pack: Path, ram: int, recorded: tuple[torch.Tensor, RoutingTrace], tmp_path: Path
+    demo_pack: Path,
+    ram: int,
+    recorded: tuple[torch.Tensor, RoutingTrace],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pack = tmp_path / "m.lmpack"
     shutil.copytree(demo_pack, pack)
@@ -178,9 +182,10 @@ def test_a_guess_that_cannot_be_read_harms_nobody_until_it_is_needed(
         assert spare, "the text takes every expert: choose a shorter one"
         for expert in spare:
             os.truncate(pack / "experts" / f"L{layer:03d}" / f"E{expert:04d}.bin", 100)
-        prefetcher = engine.model.moes[0].prefetcher
-        assert prefetcher is not None
-        prefetcher.predictor = wrong = WrongGuess(prefetcher.predictor, layer, spare)
+        before = engine.model.moes[index - 1]
+        assert before.prefetcher is not None
+        wrong = WrongGuess(before.prefetcher, before.layer, spare)
+        monkeypatch.setattr(before, "prefetcher", wrong)
         assert torch.equal(decode(engine), logits)
         assert wrong.num_guesses == NUM_TOKENS
         with pytest.raises(StorageError, match=rf"L{layer:03d}/E{spare[0]:04d}"):
@@ -188,6 +193,9 @@ def test_a_guess_that_cannot_be_read_harms_nobody_until_it_is_needed(
         assert torch.equal(decode(engine), logits)
 
 
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # Python loses some in destructors
 def test_an_interrupt_in_the_middle_of_a_token_harms_nothing(
     demo_pack: Path, ram: int, prefetch: str, recorded: tuple[torch.Tensor, RoutingTrace]
 ) -> None:
@@ -197,7 +205,7 @@ def test_an_interrupt_in_the_middle_of_a_token_harms_nothing(
             for number in range(1, 9):
                 with pytest.raises(KeyboardInterrupt):
                     while True:
-                        if signal.getitimer(signal.ITIMER_REAL)[0] == 0:  # Python lost one, in a destructor
+                        if signal.getitimer(signal.ITIMER_REAL)[0] == 0:  # one was lost
                             signal.setitimer(signal.ITIMER_REAL, 0.004 * number)
                         decode(engine)
             assert torch.equal(decode(engine), recorded[0])
