@@ -6,6 +6,7 @@ The result does not depend on the number of threads, nor on how often the conver
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,10 +26,11 @@ from lmpack.compression import compress_files
 from lmpack.drive import check_space
 from lmpack.errors import StorageError, UnsupportedError, UsageError
 from lmpack.expert_key import ExpertKey
-from lmpack.manifest import ExpertEntry, Manifest, Source, pack_id_of
+from lmpack.manifest import ExpertEntry, Manifest, pack_id_of
 from lmpack.pack_files import expected_files
 from lmpack.pack_writer import PackWriter
 from lmpack.partial_folder import JOURNAL_FILE, PartialFolder
+from lmpack.reference import source_folder
 from lmpack.validation import validate
 
 if TYPE_CHECKING:
@@ -67,13 +69,15 @@ def convert(
     resume: bool = False,
     compression_level: int | None = None,
     quantization: Quantization | None = None,
+    reference: bool = False,
     files: SourceFiles | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> ConversionReport:
     """Write the checkpoint at src as the pack dst; progress gets the number of source bytes just done.
 
     A compression level of zstd gives a compressed pack; progress then gets its bytes as well. A quantization gives
-    tensors other dtypes; such a pack cannot give its source back. With resume, what an interrupted conversion left in
+    tensors other dtypes; such a pack cannot give its source back. With reference, the weights stay where they are: the
+    source is read once for its checksums, and the pack refers to it. With resume, what an interrupted conversion left in
     `dst.partial` is checked and taken over; what was quantized is done again. files hands out the checkpoint's files;
     by default they are where the checkpoint found them. Raises CheckpointError or
     UnsupportedError for the source, UsageError when dst exists or what is to be resumed is about something else,
@@ -84,6 +88,13 @@ def convert(
     jobs = _default_jobs() if jobs is None else jobs
     if not 1 <= jobs <= MAX_JOBS:
         raise UsageError(f"--jobs {jobs}: expected 1 to {MAX_JOBS}")
+    if reference and (
+        resume or compression_level is not None or quantization is not None or files is not None
+    ):
+        raise UsageError(
+            "a reference pack holds no weights: there is nothing to resume, to compress or to quantize, and the source "
+            "has to stay"
+        )
     checkpoint = open_checkpoint(src) if isinstance(src, str | Path) else src
     plan = plan_conversion(checkpoint)
     description = checkpoint.describe()
@@ -100,9 +111,14 @@ def convert(
         quantized = quantization.plan(plan, str(checkpoint.path))
         plan = quantized.target()
     buffer_nbytes = max(BUFFER_NBYTES, plan.largest_part_nbytes)
-    with PackWriter(dst, page_size=page_size, resume=resume) as writer:
+    with PackWriter(dst, page_size=page_size, resume=resume, is_reference=reference) as writer:
         draft = check_packable(
-            checkpoint, plan, description, page_size, quantized.converted() if quantized else ()
+            checkpoint,
+            plan,
+            description,
+            page_size,
+            quantized.converted() if quantized else (),
+            source_folder(writer.path, _folder(checkpoint)) if reference else "",
         )
         _fix_layout(writer, plan)
         folder = writer.folder
@@ -113,7 +129,8 @@ def convert(
             writer.planned_num_files + len(checkpoint.files) - used_files,
         )
         folder.create()
-        with _resumable(folder), Journal(folder.path / JOURNAL_FILE, draft.pack_id) as journal:
+        kept = _discarded(folder) if reference else _resumable(folder)
+        with kept, Journal(folder.path / JOURNAL_FILE, draft.pack_id) as journal:
             folder.refuse_strangers(draft)
             source_nbytes = resumed_nbytes = sum(file.nbytes for file in checkpoint.files)
             manifest = _complete_interrupted(folder, draft, is_compressed=compression_level is not None)
@@ -133,7 +150,7 @@ def convert(
                         FileCopy(tools, number, *file)
                         for number, file in enumerate(zip(checkpoint.files, plan.files, strict=True))
                     ]
-                    source = Source(checkpoint.kind, tuple(copy.run() for copy in copies))
+                    source = replace(draft.source, files=tuple(copy.run() for copy in copies))
                 resumed_nbytes = sum(copy.recalled_nbytes for copy in copies)
                 manifest = writer.finish(
                     architecture=description.architecture,
@@ -184,6 +201,22 @@ def _resumable(folder: PartialFolder) -> Iterator[None]:
         yield
     except StorageError as error:
         raise StorageError(f"{error} (--resume continues with what is in {folder.path})") from error
+
+
+@contextmanager
+def _discarded(folder: PartialFolder) -> Iterator[None]:
+    """Leave nothing behind when the block fails."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+
+
+def _folder(checkpoint: Checkpoint) -> Path:
+    """Return the folder that the names of a checkpoint's files are relative to."""
+    file = checkpoint.files[0]
+    return file.path.absolute().parents[file.name.count("/")]
 
 
 def _complete_interrupted(folder: PartialFolder, draft: Manifest, *, is_compressed: bool) -> Manifest | None:

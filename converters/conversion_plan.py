@@ -13,6 +13,7 @@ from lmpack.expert_key import ExpertKey
 from lmpack.layer_entry import MAX_EXPERTS_PER_LAYER, ExpertEntry, LayerEntry, lay_out_parts
 from lmpack.manifest import Manifest
 from lmpack.source_file import Source, SourceFile, SourceSegment, kept_path_of
+from lmpack.storage import RAW_STORAGE, REFERENCE_STORAGE
 from lmpack.tensor_info import lay_out_shared
 
 if TYPE_CHECKING:
@@ -156,10 +157,11 @@ def check_packable(
     description: ModelDescription,
     page_size: int,
     converted: tuple[ConvertedTensor, ...] = (),
+    folder: str = "",
 ) -> Manifest:
     """Write the manifest with empty hashes, read it back and return it; raises CheckpointError for what it cannot hold.
 
-    So a name or a number that format 1 refuses is found before the first byte is copied, not after the last.
+    A folder is that of the source, for a reference pack. So a name or a number that format 1 refuses is found before the first byte is copied, not after the last.
     """
     layers = []
     for layer, experts in plan.layers.items():
@@ -188,10 +190,11 @@ def check_packable(
         layers=tuple(layers),
         shared=tuple(replace(tensor, sha256=_NO_HASH) for tensor in shared),
         shared_nbytes=shared_nbytes,
-        source=Source(checkpoint.kind, tuple(files)),
+        source=Source(checkpoint.kind, tuple(files), folder),
         reproducible=not converted,
         reason=CONVERTED_REASON if converted else "",
         pack_id="",
+        storage=REFERENCE_STORAGE if folder else RAW_STORAGE,
         converted=converted,
     )
     try:

@@ -33,7 +33,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Bytes [offset, offset + nbytes) of a file of the pack."""
+    """Bytes [offset, offset + nbytes) of a file of the pack, or of one that it refers to."""
 
     path: Path
     offset: int
@@ -53,7 +53,10 @@ def source_extents(pack: Pack, file: SourceFile) -> Iterator[Extent]:
         if gap := segment.offset - end:
             yield Extent(kept, kept_at, gap)
             kept_at += gap
-        yield from _segment_extents(pack, segment)
+        if pack.reference is not None:
+            yield Extent(pack.reference.paths[file.name], segment.offset, segment.nbytes)
+        else:
+            yield from _segment_extents(pack, segment)
         end = segment.offset + segment.nbytes
     if end < file.nbytes:
         yield Extent(kept, kept_at, file.nbytes - end)

@@ -98,10 +98,11 @@ def _compare(
             differing = np.flatnonzero(np.frombuffer(packed, np.uint8) != np.frombuffer(source, np.uint8))
             progress(packed.nbytes)
             if differing.size:
-                file = place.extent.path.relative_to(pack.path).as_posix()
+                path = place.extent.path
+                file = path.relative_to(pack.path).as_posix() if path.is_relative_to(pack.path) else str(path)
                 what = f"{origin.name}: {place.file} has another byte {offset + int(differing[0])}"
                 return Problem(
-                    file, keys[file], f"is what the manifest says, but {what}; the source has changed"
+                    file, keys.get(file), f"is what the manifest says, but {what}; the source has changed"
                 )
             offset += packed.nbytes
     return None

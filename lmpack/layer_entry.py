@@ -10,7 +10,7 @@ from lmpack.alignment import PART_ALIGNMENT, align_up
 from lmpack.dtype import dtype_nbytes
 from lmpack.errors import PackError, UnsupportedError
 from lmpack.expert_key import ExpertKey
-from lmpack.storage import RAW_STORAGE, StoredExpert, parse_stored_expert
+from lmpack.storage import RAW_STORAGE, ZSTD_STORAGE, StoredExpert, parse_stored_expert
 from lmpack.strict_json import (
     MAX_INTEGER,
     JsonError,
@@ -177,7 +177,7 @@ def _parse_layer(
     at = f"layer {layer}"
     parts, stride = _parse_parts(fields, at, page_size)
     entries = check_list(fields["experts"], f"{at} experts", shortest=1, longest=MAX_EXPERTS_PER_LAYER)
-    forms = None if storage == RAW_STORAGE else [(part.dtype, part.nbytes) for part in parts]
+    forms = [(part.dtype, part.nbytes) for part in parts] if storage == ZSTD_STORAGE else None
     experts = tuple(
         _parse_expert(entry, ExpertKey(layer, expert), stride, forms, keepers)
         for expert, entry in enumerate(entries)

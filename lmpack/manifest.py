@@ -16,7 +16,8 @@ from lmpack.converted_tensor import ConvertedTensor, as_in_source, parse_convert
 from lmpack.errors import ManifestError, PackError, UnsupportedError
 from lmpack.layer_entry import ExpertEntry, ExpertPart, LayerEntry, parse_layers
 from lmpack.source_file import Source, SourceFile, SourceSegment, parse_source
-from lmpack.storage import RAW_STORAGE, STORAGES
+from lmpack.source_places import check_covered
+from lmpack.storage import RAW_STORAGE, REFERENCE_STORAGE, STORAGES, ZSTD_STORAGE
 from lmpack.strict_json import (
     MAX_INTEGER,
     JsonError,
@@ -124,11 +125,16 @@ class Manifest:
     @property
     def is_compressed(self) -> bool:
         """Tell whether files must be decompressed before their bytes mean anything."""
-        return self.storage != RAW_STORAGE
+        return self.storage == ZSTD_STORAGE
+
+    @property
+    def is_reference(self) -> bool:
+        """Tell whether the weights lie in the files of the source, and not in the pack."""
+        return self.storage == REFERENCE_STORAGE
 
     @property
     def shared_file_nbytes(self) -> int:
-        """The size of shared.bin as it lies in the folder."""
+        """The size of shared.bin as it lies in the folder; a reference pack has none, and this is what it would be."""
         if not self.is_compressed:
             return self.shared_nbytes
         return sum(tensor.stored.nbytes for tensor in self.shared if tensor.stored is not None)
@@ -147,7 +153,8 @@ class Manifest:
             for layer in self.layers
         )
         shared = tuple(replace(tensor, stored=None) for tensor in self.shared)
-        plain = replace(self, storage=RAW_STORAGE, layers=layers, shared=shared)
+        source = replace(self.source, folder="")
+        plain = replace(self, storage=RAW_STORAGE, layers=layers, shared=shared, source=source)
         return replace(plain, pack_id=pack_id_of(_dump(plain)))
 
     @property
@@ -237,6 +244,12 @@ def _parse(raw: bytes) -> Manifest:
         raise JsonError("reason: must say why a pack is not reproducible, and be empty when it is")
     if reproducible and converted:
         raise JsonError("reproducible: true, but tensors were converted")
+    is_reference = storage == REFERENCE_STORAGE
+    source = parse_source(fields["source"], source_layers, source_shared, is_reference=is_reference)
+    if is_reference:
+        if not reproducible:
+            raise JsonError("reproducible: false, but a reference pack has its source's bytes")
+        check_covered(source, layers, shared)
     manifest = Manifest(
         page_size=page_size,
         architecture=check_pattern(
@@ -246,7 +259,7 @@ def _parse(raw: bytes) -> Manifest:
         layers=layers,
         shared=shared,
         shared_nbytes=shared_nbytes,
-        source=parse_source(fields["source"], source_layers, source_shared),
+        source=source,
         reproducible=reproducible,
         reason=reason,
         pack_id=pack_id,
@@ -339,7 +352,8 @@ def _dump_source(source: Source) -> str:
         )
         for file in source.files
     )
-    return _open_ended({"kind": source.kind}, "files", _rows(files))
+    folder = {"folder": source.folder} if source.folder else {}
+    return _open_ended({"kind": source.kind, **folder}, "files", _rows(files))
 
 
 def _dump_experts(experts: Sequence[ExpertEntry]) -> str:

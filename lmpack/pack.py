@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from lmpack.decompression import Decompressor
 from lmpack.errors import ManifestError, PackError, StorageError
 from lmpack.manifest import MANIFEST_FILE, MAX_MANIFEST_NBYTES, SHARED_FILE, Manifest
 from lmpack.pack_files import expected_files, found_files, read_regular_file, wrong_files
+from lmpack.reference import FileExtent, Reference
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,23 +49,50 @@ class Pack:
     path: Path
     manifest: Manifest
     _shared: NDArray[np.uint8] = field(repr=False, compare=False)
+    reference: Reference | None = field(default=None, repr=False, compare=False)  # in place of weights
 
     @classmethod
     def open(cls, path: Path | str) -> Pack:
         """Open a pack: parse its manifest, check every file's presence and size, map shared.bin.
 
-        Raises ManifestError or PackError with the first problem.
+        The files that a reference pack refers to are among them. Raises ManifestError or PackError with the first
+        problem.
         """
         folder = Path(path)
         manifest = read_manifest(folder)
-        problem = next(wrong_files(expected_files(manifest), found_files(folder)), None)
+        reference = Reference(folder, manifest.source) if manifest.is_reference else None
+        problems = wrong_files(expected_files(manifest), found_files(folder))
+        problem = next(chain(problems, reference.problems() if reference else ()), None)
         if problem is not None:
             raise PackError(f"{folder}: {problem}; run: lmpack validate {folder}")
-        return cls(folder, manifest, map_file(folder / SHARED_FILE, manifest.shared_file_nbytes))
+        shared_nbytes = 0 if reference else manifest.shared_file_nbytes
+        return cls(folder, manifest, map_file(folder / SHARED_FILE, shared_nbytes), reference)
+
+    def expert_extents(self, key: ExpertKey) -> tuple[FileExtent, ...]:
+        """Return where an expert lies: in one file, which identical experts share, or part by part in the source."""
+        entry = self._entry(key)
+        if self.reference is not None:
+            return self.reference.expert(key, self.manifest.layer(key.layer))
+        nbytes = entry.file_nbytes
+        return (FileExtent(self.path / entry.file, 0, nbytes, 0, nbytes),)
+
+    def shared_extents(self) -> tuple[FileExtent, ...]:
+        """Return where the shared tensors lie: all of shared.bin, or tensor by tensor in the source."""
+        if self.reference is not None:
+            return tuple(self.reference.tensor(tensor) for tensor in self.manifest.shared if tensor.nbytes)
+        nbytes = self.manifest.shared_file_nbytes
+        return (FileExtent(self.path / SHARED_FILE, 0, nbytes, 0, nbytes),)
+
+    def tensor_extent(self, tensor: TensorInfo) -> FileExtent:
+        """Return where a shared tensor that is neither compressed nor empty lies."""
+        if self.reference is not None:
+            return self.reference.tensor(tensor)
+        nbytes = self.manifest.shared_file_nbytes
+        return FileExtent(self.path / SHARED_FILE, tensor.offset, tensor.nbytes, 0, nbytes)
 
     def expert_path(self, key: ExpertKey) -> Path:
-        """Return the file that holds an expert; identical experts share one."""
-        return self.path / self._entry(key).file
+        """Return the file that an expert, or its first part, is in."""
+        return self.expert_extents(key)[0].path
 
     def read_expert(self, key: ExpertKey) -> bytes:
         """Return a whole expert, padding included, decompressed where the pack is compressed.
@@ -71,6 +100,8 @@ class Pack:
         Raises StorageError when the drive gives less than the file, PackError when it cannot be decompressed.
         """
         entry = self._entry(key)
+        if self.reference is not None:
+            return self.reference.read_expert(key, self.manifest.layer(key.layer))
         path = self.path / entry.file
         raw = read_regular_file(path, most=entry.file_nbytes)
         if len(raw) != entry.file_nbytes:
@@ -91,6 +122,9 @@ class Pack:
         Raises PackError when it cannot be decompressed.
         """
         tensor = self.manifest.tensor(name)
+        if self.reference is not None and tensor.nbytes:
+            place = self.reference.tensor(tensor)
+            return map_file(place.path, place.offset + place.nbytes)[place.offset :]
         if tensor.stored is None:
             return self._shared[tensor.offset : tensor.offset + tensor.nbytes]
         raw = np.empty(tensor.nbytes, np.uint8)

@@ -44,14 +44,15 @@ class ExpectedFile:
 
 def expected_files(manifest: Manifest) -> dict[str, ExpectedFile]:
     """Return every file the manifest names, except itself, by its path inside the pack."""
+    kept = {file.kept: ExpectedFile(file.kept_nbytes, None) for file in manifest.source.files}
+    if manifest.is_reference:
+        return kept
     files: dict[str, ExpectedFile] = {SHARED_FILE: ExpectedFile(manifest.shared_file_nbytes, None)}
     for layer in manifest.layers:
         for number, expert in enumerate(layer.experts):
             if expert.file not in files:
                 files[expert.file] = ExpectedFile(expert.file_nbytes, ExpertKey(layer.layer, number))
-    for source_file in manifest.source.files:
-        files[source_file.kept] = ExpectedFile(source_file.kept_nbytes, None)
-    return files
+    return files | kept
 
 
 SPECIAL = -1  # in place of a size: a symbolic link, a device, a pipe; a pack has none

@@ -5,6 +5,7 @@ The bytes depend on what is written, never on the order, the number of threads o
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,9 @@ from lmpack.manifest import (
     check_description,
 )
 from lmpack.partial_folder import PartialFolder
+from lmpack.reference import Reference
 from lmpack.source_file import KEPT_FOLDER, check_relative_path
+from lmpack.storage import RAW_STORAGE, REFERENCE_STORAGE
 from lmpack.strict_json import JsonError
 from lmpack.tensor_info import check_tensor_name
 from lmpack.write_progress import LayerProgress, StreamProgress
@@ -50,10 +53,18 @@ class PackWriter:
     Parts and different tensors may be written by different threads, which must have ended before the writer is
     closed. After an error the `.partial` folder stays, and a writer with `resume` can take it over: what
     recall_part() and its siblings give back is handed to write_part() and its siblings as `stored`, which then
-    only hash it. Wrong calls raise ValueError: they are bugs of the caller.
+    only hash it. The weights of a reference pack are hashed and never stored. Wrong calls raise ValueError: they are
+    bugs of the caller.
     """
 
-    def __init__(self, path: Path | str, *, page_size: int = DEFAULT_PAGE_SIZE, resume: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        page_size: int = DEFAULT_PAGE_SIZE,
+        resume: bool = False,
+        is_reference: bool = False,
+    ) -> None:
         """Refuse (UsageError) a destination that exists; nothing is created before the first byte is written."""
         if not is_page_size(page_size):
             raise UsageError(
@@ -62,6 +73,7 @@ class PackWriter:
         named = Path(path).name not in ("", "..")
         self.path = Path(path) if named else Path(os.path.abspath(path))
         self.page_size = page_size
+        self._is_reference = is_reference
         self.folder = PartialFolder(self.path, resume=resume)
         self._layers: dict[int, LayerProgress] = {}
         self._shared: dict[str, tuple[TensorInfo, StreamProgress]] = {}
@@ -84,13 +96,16 @@ class PackWriter:
     @property
     def planned_nbytes(self) -> int:
         """The bytes of all layers and shared tensors added so far, padding included, without kept files."""
+        if self._is_reference:
+            return 0
         experts = sum(layer.stride * len(layer.experts) for layer in self._layers.values())
         return experts + align_up(self._shared_end, self.page_size)
 
     @property
     def planned_num_files(self) -> int:
         """The files and folders of all layers added so far, with shared.bin and the manifest."""
-        return sum(len(layer.experts) + 1 for layer in self._layers.values()) + 5
+        layers = () if self._is_reference else self._layers.values()
+        return sum(len(layer.experts) + 1 for layer in layers) + 5
 
     def add_layer(
         self, layer: int, num_experts: int, parts: Sequence[tuple[str, str, tuple[int, ...]]]
@@ -149,13 +164,14 @@ class PackWriter:
             whole = len(progress.written) + 1 == len(entry.parts)
             if whole and self.folder.resume:
                 self._clear_padding(key.file, entry)
-            if whole or not stored:
+            if not self._is_reference and (whole or not stored):
                 written = view[:0] if stored else view
                 self.folder.write(key.file, part.offset, written, file_nbytes=entry.stride if whole else None)
             progress.add(position, part, view)
             if whole:
-                with storage_errors(self.folder.path / key.file):
-                    progress.finish(self.folder.path / key.file, entry.stride)
+                path = self.folder.path / key.file
+                with storage_errors(path):
+                    progress.finish(None if self._is_reference else path, entry.stride)
 
     def write_shared(self, name: str, offset: int, data: Buffer, *, stored: bool = False) -> None:
         """Write the next bytes of a shared tensor; offset counts from the tensor's start and leaves no gap."""
@@ -166,7 +182,7 @@ class PackWriter:
                 f"of {tensor.nbytes}"
             )
         self._start()
-        if not stored:
+        if not stored and not self._is_reference:
             self.folder.write(SHARED_FILE, tensor.offset + offset, view)
         progress.add(view)
 
@@ -244,7 +260,7 @@ class PackWriter:
         """
         self._start()
         check_description(architecture, config)
-        layers = self._finished_layers()
+        layers = self._finished_layers(Reference(self.path, source) if self._is_reference else None)
         shared_nbytes = align_up(self._shared_end, self.page_size)
         draft = Manifest(
             page_size=self.page_size,
@@ -257,6 +273,7 @@ class PackWriter:
             reproducible=reproducible,
             reason=reason,
             pack_id="",
+            storage=REFERENCE_STORAGE if self._is_reference else RAW_STORAGE,
             converted=converted,
         )
         self._check_kept(source)
@@ -266,7 +283,8 @@ class PackWriter:
         )  # what no reader would take is never written
         for kept in self._kept:
             self.folder.write(kept, 0, b"", file_nbytes=self.kept(kept)[0])
-        self.folder.write(SHARED_FILE, 0, b"", file_nbytes=shared_nbytes)
+        if not self._is_reference:
+            self.folder.write(SHARED_FILE, 0, b"", file_nbytes=shared_nbytes)
         if self.folder.resume:
             self._clear_shared_padding(shared_nbytes)
         if compress is not None:
@@ -284,7 +302,7 @@ class PackWriter:
             if not self._started:
                 self.folder.create()
                 with storage_errors(self.folder.path):
-                    for layer in self._layers:
+                    for layer in self._layers if not self._is_reference else ():
                         file = self.folder.path / ExpertKey(layer, 0).file
                         file.parent.mkdir(parents=True, exist_ok=self.folder.resume)
                 self._started = True
@@ -317,18 +335,22 @@ class PackWriter:
             replace(tensor, sha256=progress.digest.hexdigest()) for tensor, progress in self._shared.values()
         )
 
-    def _finished_layers(self) -> tuple[LayerEntry, ...]:
+    def _finished_layers(self, reference: Reference | None) -> tuple[LayerEntry, ...]:
         first_with: dict[str, str] = {}  # sha256 -> the file of the first expert that has it
         layers: list[LayerEntry] = []
         for layer, entry in sorted(self._layers.items()):
             experts: list[ExpertEntry] = []
             for number, progress in enumerate(entry.experts):
                 key = ExpertKey(layer, number)
-                if not progress.sha256:
+                if len(progress.written) < len(entry.parts):
                     missing = [p.role for i, p in enumerate(entry.parts) if i not in progress.written]
                     raise PackError(f"{self.folder.path}: expert {key} lacks {', '.join(missing)}")
-                file = first_with.setdefault(progress.sha256, key.file)
-                experts.append(ExpertEntry(file, entry.stride, progress.sha256))
+                sha256 = progress.sha256
+                if not sha256:  # its parts came out of order, and no file of ours has them
+                    assert reference is not None
+                    whole = LayerEntry(layer, entry.parts, entry.stride, ())
+                    sha256 = hashlib.sha256(reference.read_expert(key, whole)).hexdigest()
+                experts.append(ExpertEntry(first_with.setdefault(sha256, key.file), entry.stride, sha256))
             layers.append(LayerEntry(layer, entry.parts, entry.stride, tuple(experts)))
         return tuple(layers)
 

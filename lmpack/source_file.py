@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ SOURCE_KINDS = ("gguf", "safetensors")
 KEPT_FOLDER = "source/"
 REST_SUFFIX = ".rest"
 MAX_PATH = 1024
+MAX_FOLDER = 4096
+"""The longest path that Linux opens."""
 MAX_SOURCE_FILES = 65_536
 MAX_SEGMENTS = 1_048_576
 
@@ -69,6 +72,7 @@ class Source:
 
     kind: str  # "gguf" or "safetensors"
     files: tuple[SourceFile, ...]
+    folder: str = ""  # of a reference pack: where the files are, from the pack's folder
 
 
 def kept_path_of(name: str, *, has_segments: bool) -> str:
@@ -91,9 +95,25 @@ def check_relative_path(value: object, at: str) -> str:
     return path
 
 
-def parse_source(value: object, layers: Sequence[LayerEntry], shared_nbytes: Mapping[str, int]) -> Source:
+def check_folder(value: object, at: str) -> str:
+    """Return value as the path of a folder outside the pack: absolute, or relative and beginning with ".."."""
+    path = check_str(value, at, longest=MAX_FOLDER)
+    if posixpath.normpath(path) != path or not f"{path}/".startswith(("/", "../")) or path.startswith("//"):
+        raise JsonError(
+            f"{at}: expected /a/b or ../a/b without detours, a folder outside the pack, got {shown(path)}"
+        )
+    return path
+
+
+def parse_source(
+    value: object,
+    layers: Sequence[LayerEntry],
+    shared_nbytes: Mapping[str, int],
+    *,
+    is_reference: bool = False,
+) -> Source:
     """Check the manifest's "source"; shared_nbytes maps the name of each shared tensor to its size."""
-    fields = check_object(value, _SOURCE_KEYS, "source")
+    fields = check_object(value, _SOURCE_KEYS | {"folder"} if is_reference else _SOURCE_KEYS, "source")
     kind = check_str(fields["kind"], "source kind", longest=32)
     if kind not in SOURCE_KINDS:
         raise JsonError(f"source kind: expected {' or '.join(SOURCE_KINDS)}, got {shown(kind)}")
@@ -108,7 +128,7 @@ def parse_source(value: object, layers: Sequence[LayerEntry], shared_nbytes: Map
         names.add(file.name)
         kept.add(file.kept)
         files.append(file)
-    return Source(kind, tuple(files))
+    return Source(kind, tuple(files), check_folder(fields["folder"], "source folder") if is_reference else "")
 
 
 def _parse_file(value: object, at: str, sizes: _TensorSizes) -> SourceFile:

@@ -1,4 +1,4 @@
-"""Storage: how the manifest of a compressed pack says in which form each tensor lies in its file."""
+"""Storage: where the bytes of a pack lie, and in which form each tensor of a compressed one lies in its file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 RAW_STORAGE = "raw"
 ZSTD_STORAGE = "zstd"
-STORAGES = (RAW_STORAGE, ZSTD_STORAGE)
+REFERENCE_STORAGE = "reference"
+STORAGES = (RAW_STORAGE, ZSTD_STORAGE, REFERENCE_STORAGE)
 
 RAW_ENCODING = "raw"
 PIECE_NBYTES = 1 << 20

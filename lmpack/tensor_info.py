@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lmpack.alignment import align_up
 from lmpack.dtype import dtype_nbytes
 from lmpack.layer_entry import parse_dtype_and_shape
-from lmpack.storage import RAW_STORAGE, StoredTensor, parse_stored_tensor
+from lmpack.storage import RAW_STORAGE, ZSTD_STORAGE, StoredTensor, parse_stored_tensor
 from lmpack.strict_json import (
     JsonError,
     check_int,
@@ -79,7 +79,7 @@ def parse_shared(
     stored_end = 0
     for number, value in enumerate(check_list(fields["shared"], "shared", longest=MAX_SHARED_TENSORS)):
         at = f"shared tensor {number}"
-        entry = check_object(value, _TENSOR_KEYS if storage == RAW_STORAGE else _STORED_TENSOR_KEYS, at)
+        entry = check_object(value, _STORED_TENSOR_KEYS if storage == ZSTD_STORAGE else _TENSOR_KEYS, at)
         name = check_tensor_name(entry["name"], at)
         if name in names:
             raise JsonError(f"{at}: the name {shown(name)} stands twice")
@@ -90,7 +90,7 @@ def parse_shared(
         nbytes = check_int(entry["nbytes"], f"{at} nbytes")
         sha256 = check_sha256(entry["sha256"], f"{at} sha256")
         stored = None
-        if storage != RAW_STORAGE:
+        if storage == ZSTD_STORAGE:
             stored = parse_stored_tensor(entry["stored"], dtype, wanted_nbytes, stored_end, at)
             stored_end += stored.nbytes
         found.append(TensorInfo(name, dtype, shape, offset, nbytes, sha256, stored))

@@ -20,6 +20,7 @@ from lmpack.expert_key import ExpertKey
 from lmpack.manifest import MANIFEST_FILE, SHARED_FILE
 from lmpack.pack import map_file, read_manifest
 from lmpack.pack_files import Problem, expected_files, extra_files, found_files, open_regular, wrong_files
+from lmpack.reference_check import check_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +41,7 @@ class ValidationReport:
     """What validate() found."""
 
     problems: tuple[Problem, ...]
-    num_files: int  # files the manifest names, itself included
+    num_files: int  # files the manifest names, itself included, and those that it refers to
     nbytes: int  # bytes read and compared; 0 with quick
     seconds: float
 
@@ -101,7 +102,10 @@ def validate(
         return ValidationReport((problem,), 1, 0, time.perf_counter() - start)
     expected = expected_files(manifest)
     problems, nbytes = check_files(folder, manifest, expected, quick=quick, jobs=jobs, progress=progress)
-    return ValidationReport(problems, len(expected) + 1, nbytes, time.perf_counter() - start)
+    num_files = len(expected) + 1
+    if manifest.is_reference:
+        num_files += sum(bool(file.segments) for file in manifest.source.files)
+    return ValidationReport(problems, num_files, nbytes, time.perf_counter() - start)
 
 
 def check_files(
@@ -127,12 +131,22 @@ def check_files(
         with ThreadPoolExecutor(jobs or min(16, os.cpu_count() or 1)) as pool:
             problems += filter(None, pool.map(checker.check, ranges))
         nbytes = sum(item.end - item.offset for item in ranges)
+    if manifest.is_reference:
+        more, more_nbytes = check_reference(folder, manifest, quick=quick, jobs=jobs, progress=progress)
+        problems, nbytes = [*problems, *more], nbytes + more_nbytes
     problems += extra_files(expected, found)
     return tuple(problems), nbytes
 
 
 def file_ranges(manifest: Manifest) -> Iterator[FileRange]:
     """Yield what has a checksum of its own: every expert file, shared tensor and kept file, by file, then by offset."""
+    if not manifest.is_reference:
+        yield from _weight_ranges(manifest)
+    for file in manifest.source.files:
+        yield FileRange(file.kept, None, "", 0, file.kept_nbytes, file.kept_sha256, ())
+
+
+def _weight_ranges(manifest: Manifest) -> Iterator[FileRange]:
     seen: set[str] = set()
     for layer in manifest.layers:
         for number, expert in enumerate(layer.experts):
@@ -144,8 +158,6 @@ def file_ranges(manifest: Manifest) -> Iterator[FileRange]:
         yield from map(_compressed_tensor_range, manifest.shared)
     else:
         yield from _tensor_ranges(manifest)
-    for file in manifest.source.files:
-        yield FileRange(file.kept, None, "", 0, file.kept_nbytes, file.kept_sha256, ())
 
 
 def _expert_range(layer: LayerEntry, expert: ExpertEntry, key: ExpertKey) -> FileRange:

@@ -35,12 +35,12 @@ class ExpertProgress:
             self._digest = None
         self.written.add(position)
 
-    def finish(self, path: Path, stride: int) -> None:
-        """Fix the hash of the whole file; reads it back when its parts came out of order."""
+    def finish(self, path: Path | None, stride: int) -> None:
+        """Fix the hash of the whole file; reads it back, if there is one, when its parts came out of order."""
         if self._digest is not None:
             self._digest.update(bytes(stride - self._hashed_nbytes))
             self.sha256 = self._digest.hexdigest()
-        else:
+        elif path is not None:
             with open(path, "rb") as file:
                 self.sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         self._digest = None  # a large model has tens of thousands of experts

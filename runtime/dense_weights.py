@@ -1,4 +1,4 @@
-"""The tensors every token uses, read from a pack's shared.bin into memory of our own."""
+"""The tensors every token uses, read from a pack's shared.bin, or the source, into memory of our own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 
 from lmpack.drive import storage_errors
 from lmpack.errors import PackError, StorageError, UnsupportedError
-from lmpack.manifest import SHARED_FILE
 from runtime.kernels.weight import Weight
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class DenseWeights:
         storage = self._read_bytes(info)
         if self._verify and hashlib.sha256(storage.numpy().data).hexdigest() != info.sha256:
             raise StorageError(
-                f"{self.pack.path / SHARED_FILE}: {info.name} is not what the manifest says; "
+                f"{self.pack.tensor_extent(info).path}: {info.name} is not what the manifest says; "
                 f"run: lmpack validate {self.pack.path}"
             )
         return storage
@@ -87,9 +86,12 @@ class DenseWeights:
             return torch.from_numpy(self.pack.read_tensor(info.name))
         storage = torch.empty(info.nbytes, dtype=torch.uint8)
         target = storage.numpy().data
-        path = self.pack.path / SHARED_FILE
+        if not info.nbytes:
+            return storage
+        extent = self.pack.tensor_extent(info)
+        path = extent.path
         with storage_errors(path), path.open("rb", buffering=0) as file:
-            file.seek(info.offset)
+            file.seek(extent.offset)
             done = 0
             while done < info.nbytes:
                 got = file.readinto(target[done : done + _READ_NBYTES])
@@ -98,7 +100,7 @@ class DenseWeights:
                         f"{path}: {info.name} ends at byte {done} of {info.nbytes}; run: lmpack validate"
                     )
                 done += got
-            os.posix_fadvise(file.fileno(), info.offset, info.nbytes, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(file.fileno(), extent.offset, info.nbytes, os.POSIX_FADV_DONTNEED)
         return storage
 
 

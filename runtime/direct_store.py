@@ -8,18 +8,24 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from lmpack.alignment import align_up
 from lmpack.errors import StorageError
 from lmpack.expert_key import ExpertKey
+from lmpack.storage import RAW_STORAGE
 from runtime.address_range import AddressRange
 from runtime.compressed_experts import CompressedExperts
 from runtime.expert_bank import ExpertBank
-from runtime.expert_files import ExpertFiles
+from runtime.expert_files import ExpertFiles, drop_extent
 from runtime.page_cache import is_wholly_cached
+from runtime.reading_room import ReadingRoom
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from lmpack.pack import Pack
+    from lmpack.reference import FileExtent
     from runtime.expert_layout import ExpertLayout
     from runtime.memory_budget import MemoryBudget
 
@@ -38,6 +44,7 @@ class DirectStore:
     def __init__(self, pack: Pack, budget: MemoryBudget, *, buffered: bool = False) -> None:
         """`buffered` asks for reads through the page cache even where O_DIRECT works."""
         self._closed = False
+        self._pack = pack
         self._files = ExpertFiles(pack)
         self._pools = {
             layer: pool
@@ -45,6 +52,7 @@ class DirectStore:
             for pool in [_SlotPool(pack, layout, num_slots)]
             for layer in layout.layers
         }
+        self._room = None if pack.manifest.storage == RAW_STORAGE else ReadingRoom(pack.manifest)
         self._compressed = CompressedExperts(pack) if pack.manifest.is_compressed else None
         self._reason = "asked for" if buffered else self._refusal(pack)
 
@@ -55,9 +63,10 @@ class DirectStore:
 
     @property
     def name(self) -> str:
-        """ "direct", with the reason where reads are buffered after all, and whether they are decompressed."""
+        """ "direct", with the reason where reads are buffered after all, and what else reading takes."""
         notes = [] if self.direct else [f"buffered: {self._reason}"]
         notes += [] if self._compressed is None else ["decompressing"]
+        notes += [] if self._pack.reference is None else ["part by part"]
         return f"direct ({', '.join(notes)})" if notes else "direct"
 
     def bank(self, layer: int) -> ExpertBank:
@@ -71,23 +80,36 @@ class DirectStore:
 
     def read(self, key: ExpertKey, slot: int) -> int:
         target = self._pool(key.layer).view(key.layer, slot)
-        room = target if self._compressed is None else self._compressed.room()
-        with self._files.open(key, os.O_DIRECT if self.direct else 0) as descriptor:
-            done, nbytes = 0, os.fstat(descriptor).st_size
+        room = target if self._room is None else self._room.room()
+        nbytes = 0
+        for extent in self._pack.expert_extents(key):
+            lead = extent.offset % mmap.PAGESIZE  # O_DIRECT reads whole pages
+            nbytes += self._read_pages(key, extent, room)
+            if self._pack.reference is not None:
+                part = np.frombuffer(target, np.uint8, extent.nbytes, extent.at)
+                np.copyto(part, np.frombuffer(room, np.uint8, extent.nbytes, lead))  # lets other threads run
+        if self._compressed is not None:
+            self._compressed.restore(key, room, target)
+        return nbytes
+
+    def _read_pages(self, key: ExpertKey, extent: FileExtent, room: memoryview) -> int:
+        """Read the pages that hold an extent; how many bytes the file gave."""
+        start = extent.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        done, wanted = 0, extent.offset + extent.nbytes - start
+        with self._files.open(key, extent, os.O_DIRECT if self.direct else 0) as descriptor:
             buffered = not self.direct
-            if self.direct and is_wholly_cached(descriptor, nbytes):
+            if self.direct and is_wholly_cached(descriptor, extent.nbytes, extent.offset):
                 fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)  # no O_DIRECT
                 buffered = True
-            while done < nbytes:
-                got = os.preadv(descriptor, [room[done:]], done)
+            while done < wanted:
+                pages = room[done : align_up(wanted, mmap.PAGESIZE)]
+                got = os.preadv(descriptor, [pages], start + done)
                 if got == 0:
-                    raise StorageError(f"ends at byte {done} of {nbytes}")
+                    raise StorageError(f"ends at byte {start + done} of {extent.file_nbytes}")
                 done += got
             if buffered:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        if self._compressed is not None:
-            self._compressed.restore(key, target)
-        return nbytes
+                drop_extent(descriptor, extent)
+        return done
 
     def release(self, key: ExpertKey, slot: int) -> None:
         self._pool(key.layer).release(slot)
@@ -105,8 +127,9 @@ class DirectStore:
 
     def _refusal(self, pack: Pack) -> str:
         for entry in pack.manifest.layers[:1]:
-            path, last_byte = pack.expert_path(ExpertKey(entry.layer, 0)), entry.experts[0].file_nbytes - 1
-            return refusal_of_direct_reads(path, last_byte // mmap.PAGESIZE * mmap.PAGESIZE)
+            extent = pack.expert_extents(ExpertKey(entry.layer, 0))[-1]
+            last_byte = extent.offset + extent.nbytes - 1
+            return refusal_of_direct_reads(extent.path, last_byte // mmap.PAGESIZE * mmap.PAGESIZE)
         return ""
 
 

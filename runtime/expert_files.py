@@ -1,4 +1,4 @@
-"""A pack's expert files, opened one at a time; every failure names the expert."""
+"""A pack's expert files, or the source's that it refers to, opened one at a time; every failure names the expert."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from lmpack.expert_key import ExpertKey
     from lmpack.pack import Pack
+    from lmpack.reference import FileExtent
 
 # A link that replaced the file is not followed, a pipe is not waited for.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -31,34 +32,32 @@ class ExpertFiles:
         self._pack = pack
 
     @contextmanager
-    def open(self, key: ExpertKey, flags: int = 0) -> Iterator[int]:
-        """Lend a descriptor of an expert's whole file for the length of the block.
+    def open(self, key: ExpertKey, extent: FileExtent, flags: int = 0) -> Iterator[int]:
+        """Lend a descriptor of a file that an expert has an extent in, for the length of the block.
 
         An OSError, also one of the block's own, becomes a StorageError that names layer, expert and file.
         """
-        path = self._pack.expert_path(key)
-        with self._errors(key, path):
-            descriptor = os.open(path, _FLAGS | flags)
+        with self._errors(key, extent.path):
+            descriptor = os.open(extent.path, _FLAGS | flags)
             try:
-                expert = self._pack.manifest.layer(key.layer).experts[key.expert]
-                _check_whole(descriptor, expert.file_nbytes)
+                _check_whole(descriptor, extent.file_nbytes)
                 yield descriptor
             finally:
                 os.close(descriptor)
 
     def drop_from_page_cache(self, key: ExpertKey) -> None:
-        """Have the kernel forget the file's pages that nobody maps; a file that is gone has none."""
-        path = self._pack.expert_path(key)
-        with self._errors(key, path):
-            try:
-                descriptor = os.open(path, _FLAGS)
+        """Have the kernel forget an expert's pages that nobody maps; a file that is gone has none."""
+        for extent in self._pack.expert_extents(key):
+            with self._errors(key, extent.path):
                 try:
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-                finally:
-                    os.close(descriptor)
-            except OSError as error:
-                if error.errno not in _GONE:
-                    raise
+                    descriptor = os.open(extent.path, _FLAGS)
+                    try:
+                        drop_extent(descriptor, extent)
+                    finally:
+                        os.close(descriptor)
+                except OSError as error:
+                    if error.errno not in _GONE:
+                        raise
 
     @contextmanager
     def _errors(self, key: ExpertKey, path: Path) -> Iterator[None]:
@@ -69,6 +68,11 @@ class ExpertFiles:
             raise StorageError(
                 f"expert {key}: {path}: {reason}; run: lmpack validate {self._pack.path}"
             ) from error
+
+
+def drop_extent(descriptor: int, extent: FileExtent) -> None:
+    """Have the kernel forget the pages that lie wholly inside an extent."""
+    os.posix_fadvise(descriptor, extent.offset, extent.nbytes, os.POSIX_FADV_DONTNEED)
 
 
 def _check_whole(descriptor: int, nbytes: int) -> None:

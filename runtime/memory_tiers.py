@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from lmpack.errors import UsageError
 from runtime.activations import activation_nbytes
-from runtime.compressed_experts import decompression_nbytes
 from runtime.dense_weights import dense_nbytes
 from runtime.kv_cache import kv_nbytes
 from runtime.memory_budget import MemoryBudget
+from runtime.reading_room import reading_nbytes
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +57,7 @@ class MemoryTiers:
         if device.is_apart:
             buffers_nbytes += _float32_nbytes(manifest)
         else:
-            buffers_nbytes += decompression_nbytes(manifest) + guessing_nbytes
+            buffers_nbytes += reading_nbytes(manifest) + guessing_nbytes
         compute = MemoryBudget.plan(
             manifest,
             ram_nbytes=vram_nbytes if device.is_apart else ram_nbytes,
@@ -74,7 +74,7 @@ class MemoryTiers:
             ram_nbytes=ram_nbytes,
             dense_nbytes=0,
             kv_nbytes=0,
-            buffers_nbytes=decompression_nbytes(manifest)
+            buffers_nbytes=reading_nbytes(manifest)
             + guessing_nbytes
             + _DEQUANTISING_COPIES * _float32_nbytes(manifest),
             top_k=config.num_experts_per_tok,

@@ -56,6 +56,7 @@ class MmapStore:
                 f"lmpack unpack {pack.path} NEW.lmpack"
             )
         self._closed = False
+        self._pack = pack
         self._files = ExpertFiles(pack)
         self._layers = {entry.layer: _LayerRange(entry, populate=populate) for entry in pack.manifest.layers}
         self._released: deque[ExpertKey] = deque()  # unmapped, not yet dropped from the page cache
@@ -98,7 +99,8 @@ class MmapStore:
     def read(self, key: ExpertKey, slot: int) -> int:
         region = self._layer(key.layer)
         self._drop_released()
-        with self._files.open(key) as descriptor:
+        (extent,) = self._pack.expert_extents(key)
+        with self._files.open(key, extent) as descriptor:
             for offset in range(0, region.stride, _WILLNEED_NBYTES):
                 nbytes = min(_WILLNEED_NBYTES, region.stride - offset)
                 os.posix_fadvise(descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)

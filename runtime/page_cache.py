@@ -24,8 +24,8 @@ _CACHESTAT = 451  # on every architecture
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def cached_nbytes(path: Path) -> int | None:
-    """How much of a file is in the page cache, in whole pages (mincore(2)).
+def cached_nbytes(path: Path, offset: int = 0, nbytes: int | None = None) -> int | None:
+    """How much of a file, or of so many of its bytes, is in the page cache, in whole pages (mincore(2)).
 
     None where the kernel does not tell: of a file that is neither ours nor writable it would call all of it cached.
     """
@@ -35,7 +35,9 @@ def cached_nbytes(path: Path) -> int | None:
             found = os.fstat(descriptor)
             if not (found.st_uid == os.geteuid() or os.access(path, os.W_OK)):
                 return None
-            return _cached(descriptor, found.st_size) if found.st_size else 0
+            stop = found.st_size if nbytes is None else min(found.st_size, offset + nbytes)
+            start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+            return _cached(descriptor, start, stop) if start < stop else 0
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -50,23 +52,25 @@ def cached_share(pack: Pack) -> float:
         for expert in range(entry.num_experts)
     ]
     sample = random.Random(0).sample(keys, min(_SAMPLE, len(keys)))
-    nbytes = sum(pack.manifest.layer(key.layer).stride for key in sample)
-    return sum(cached_nbytes(pack.expert_path(key)) or 0 for key in sample) / nbytes if nbytes else 0.0
+    extents = [extent for key in sample for extent in pack.expert_extents(key)]
+    nbytes = sum(extent.nbytes for extent in extents)
+    cached = sum(cached_nbytes(extent.path, extent.offset, extent.nbytes) or 0 for extent in extents)
+    return cached / nbytes if nbytes else 0.0
 
 
-def is_wholly_cached(descriptor: int, nbytes: int) -> bool:
-    """Whether the page cache surely holds an opened file (cachestat(2), Linux 6.5; before it, no file is known to)."""
-    everything, found = (ctypes.c_uint64 * 2)(0, nbytes), (ctypes.c_uint64 * 5)()
-    failed = _libc.syscall(_CACHESTAT, descriptor, everything, found, 0)
-    return not failed and found[0] * mmap.PAGESIZE >= nbytes
+def is_wholly_cached(descriptor: int, nbytes: int, offset: int = 0) -> bool:
+    """Whether the page cache surely holds bytes of an opened file (cachestat(2), Linux 6.5; before it, none are)."""
+    wanted, found = (ctypes.c_uint64 * 2)(offset, nbytes), (ctypes.c_uint64 * 5)()
+    failed = _libc.syscall(_CACHESTAT, descriptor, wanted, found, 0)
+    return not failed and found[0] * mmap.PAGESIZE >= nbytes + offset % mmap.PAGESIZE
 
 
-def _cached(descriptor: int, nbytes: int) -> int:
-    with mmap.mmap(descriptor, nbytes, prot=mmap.PROT_READ) as mapped:
-        pages = np.empty(-(-nbytes // mmap.PAGESIZE), np.uint8)
+def _cached(descriptor: int, start: int, stop: int) -> int:
+    with mmap.mmap(descriptor, stop - start, offset=start, prot=mmap.PROT_READ) as mapped:
+        pages = np.empty(-(-(stop - start) // mmap.PAGESIZE), np.uint8)
         view = np.frombuffer(mapped, np.uint8)
         address = ctypes.c_void_p(view.ctypes.data)
-        failed = _libc.mincore(address, ctypes.c_size_t(nbytes), ctypes.c_void_p(pages.ctypes.data))
+        failed = _libc.mincore(address, ctypes.c_size_t(stop - start), ctypes.c_void_p(pages.ctypes.data))
         del view  # a mapping that somebody looks at cannot be closed
         if failed:
             number = ctypes.get_errno()

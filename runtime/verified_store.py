@@ -46,7 +46,7 @@ class VerifiedStore:
         found = hashlib.sha256(bank.storage[slot * bank.stride : (slot + 1) * bank.stride].cpu().numpy().data)
         if found.hexdigest() != expert.sha256:
             raise StorageError(
-                f"expert {key}: {self._pack.path / expert.file}: sha256 is {found.hexdigest()[:12]}..., the manifest "
+                f"expert {key}: {self._pack.expert_path(key)}: sha256 is {found.hexdigest()[:12]}..., the manifest "
                 f"says {expert.sha256[:12]}...; run: lmpack validate {self._pack.path}"
             )
         self._verified.add(expert.file)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import mmap
-import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lmpack.drive import read_into
 from lmpack.errors import ProfileError
 from lmpack.expert_key import ExpertKey
 from profiles.routing_shape import RoutingShape
@@ -48,8 +48,8 @@ def hottest_first(pack: Pack, profile: RoutingProfile | None) -> list[ExpertKey]
 
 
 def file_nbytes(pack: Pack, key: ExpertKey) -> int:
-    """How long an expert's file is."""
-    return pack.manifest.layer(key.layer).experts[key.expert].file_nbytes
+    """How many bytes an expert takes on the drive."""
+    return sum(extent.nbytes for extent in pack.expert_extents(key))
 
 
 def within(pack: Pack, keys: Sequence[ExpertKey], most_nbytes: int) -> list[ExpertKey]:
@@ -68,11 +68,14 @@ def warm(pack: Pack, keys: Sequence[ExpertKey], progress: Callable[[int], None])
     files = ExpertFiles(pack)
 
     def read(key: ExpertKey) -> int:
-        with files.open(key) as descriptor, mmap.mmap(-1, _READ_NBYTES) as scratch:
-            done = 0
-            while got := os.preadv(descriptor, [scratch], done):
-                done += got
-        return done
+        nbytes = 0
+        with mmap.mmap(-1, _READ_NBYTES) as scratch, memoryview(scratch) as view:
+            for extent in pack.expert_extents(key):
+                with files.open(key, extent) as descriptor:
+                    for start in range(0, extent.nbytes, _READ_NBYTES):
+                        piece = view[: extent.nbytes - start]
+                        nbytes += read_into(piece, descriptor, extent.offset + start)
+        return nbytes
 
     with ThreadPoolExecutor(NUM_READERS, thread_name_prefix="warm") as threads:
         try:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from lmpack.errors import UnsupportedError
 from lmpack.expert_key import ExpertKey
-from lmpack.manifest import SHARED_FILE
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from lmpack.pack import Pack
+    from lmpack.reference import FileExtent
 
 _LINE_EXPERTS = 64  # in one line of the map
 _LEVELS = " .:-=+*#%@"  # from nothing to everything
@@ -20,7 +20,7 @@ _LEVELS = " .:-=+*#%@"  # from nothing to everything
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Bytes in the page cache: of shared.bin, and of every expert's file, layer by layer."""
+    """Bytes in the page cache: of the shared tensors, and of every expert, layer by layer."""
 
     shared_nbytes: int
     shared_cached_nbytes: int
@@ -31,12 +31,12 @@ class Residency:
         """Ask the kernel; raises UnsupportedError where it does not tell."""
         layers = {
             entry.layer: [
-                (entry.experts[expert].file_nbytes, _cached(pack.expert_path(ExpertKey(entry.layer, expert))))
+                _residency(pack.expert_extents(ExpertKey(entry.layer, expert)))
                 for expert in range(entry.num_experts)
             ]
             for entry in pack.manifest.layers
         }
-        return cls(pack.manifest.shared_nbytes, _cached(pack.path / SHARED_FILE), layers)
+        return cls(*_residency(pack.shared_extents()), layers)
 
     def to_json(self) -> dict[str, object]:
         """All of it, with the numbers of the experts that are wholly there."""
@@ -78,12 +78,16 @@ def _share(pairs: list[tuple[int, int]]) -> str:
     return f"{min(1.0, sum(pair[1] for pair in pairs) / nbytes):.0%}" if nbytes else "none"
 
 
-def _cached(path: Path) -> int:
+def _residency(extents: Sequence[FileExtent]) -> tuple[int, int]:
+    """How many bytes these are, and how many of them are cached."""
     from runtime.page_cache import cached_nbytes
 
-    found = cached_nbytes(path)
-    if found is None:
-        raise UnsupportedError(
-            f"{path}: the kernel tells what is cached only to a file's owner; run this as its owner"
-        )
-    return found
+    cached = 0
+    for extent in extents:
+        found = cached_nbytes(extent.path, extent.offset, extent.nbytes)
+        if found is None:
+            raise UnsupportedError(
+                f"{extent.path}: the kernel tells what is cached only to a file's owner; run this as its owner"
+            )
+        cached += min(found, extent.nbytes)  # pages are counted whole
+    return sum(extent.nbytes for extent in extents), cached

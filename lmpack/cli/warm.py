@@ -103,6 +103,7 @@ def command(pack: str, profile: Path | None, top: str | None, as_json: bool) -> 
 def _cached(pack: Pack, keys: Sequence[ExpertKey]) -> int | None:
     from runtime.page_cache import cached_nbytes
 
-    found = [cached_nbytes(path) for path in {pack.expert_path(key) for key in keys}]
+    extents = {extent for key in keys for extent in pack.expert_extents(key)}
+    found = [cached_nbytes(extent.path, extent.offset, extent.nbytes) for extent in extents]
     known = [nbytes for nbytes in found if nbytes is not None]
     return sum(known) if len(known) == len(found) else None
