@@ -92,8 +92,8 @@ def convert(
         resume or compression_level is not None or quantization is not None or files is not None
     ):
         raise UsageError(
-            "a reference pack holds no weights: there is nothing to resume, to compress or to quantize, and the source "
-            "has to stay"
+            "--reference writes no weights and needs a source that stays: there is nothing to resume, to compress or to "
+            "quantize; leave out --resume, --compress and --quantize, or --reference"
         )
     checkpoint = open_checkpoint(src) if isinstance(src, str | Path) else src
     plan = plan_conversion(checkpoint)

@@ -179,6 +179,11 @@ def _pull_pack(repo: HubRepo, model: HubModel, dst: Path, folder: Path, count: _
     raw = repo.read(files[MANIFEST_FILE], most=MAX_MANIFEST_NBYTES)
     count(len(raw))
     manifest = Manifest.parse(raw, Path(repo.repo_id, files[MANIFEST_FILE].path))
+    if manifest.is_reference:
+        raise PackError(
+            f"{repo.repo_id}: {MANIFEST_FILE} is of a pack that refers to files on its maker's drive; ask for the pack "
+            "that lmpack unpack makes of it"
+        )
     wanted = []
     for name, expected in expected_files(manifest).items():
         found = files.get(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx2
@@ -13,16 +14,15 @@ from huggingface_hub.utils import disable_progress_bars
 
 from converters.hub_repo import DEFAULT_REVISION, HubRepo, check_repo_id
 from converters.model_card import CARD_FILE, model_card
-from lmpack.errors import HubError, PackError
+from lmpack.errors import HubError, PackError, UsageError
 from lmpack.manifest import MANIFEST_FILE, SHARED_FILE
-from lmpack.pack import Pack
+from lmpack.pack import Pack, read_manifest
 from lmpack.pack_files import FOLDER, found_files
 from lmpack.source_file import KEPT_FOLDER
 from lmpack.validation import validate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from converters.hub_client import HubClient
 
@@ -61,6 +61,10 @@ def push(
     """
     started = time.perf_counter()
     check_repo_id(repo_id)
+    if read_manifest(Path(path)).is_reference:
+        raise UsageError(
+            f"{path}: holds no weights, they are in the checkpoint that it refers to; push what lmpack unpack makes of it"
+        )
     report = validate(path)
     if not report.ok:
         raise PackError(f"{path}: {report.problems[0]}; only a whole pack is pushed")

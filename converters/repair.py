@@ -17,10 +17,11 @@ from converters.recompression import Recompression
 from converters.source_map import SourceMap, SourcePiece
 from lmpack.drive import check_space, read_into, storage_errors, sync_path
 from lmpack.dtype import dtype_nbytes
-from lmpack.errors import CheckpointError, ManifestError, PackError, StorageError
+from lmpack.errors import CheckpointError, ManifestError, PackError, StorageError, UsageError
 from lmpack.manifest import MANIFEST_FILE, MAX_MANIFEST_NBYTES, Manifest
 from lmpack.pack import read_manifest
 from lmpack.pack_files import Problem, expected_files, open_regular
+from lmpack.reference import CONVERT_AGAIN
 from lmpack.validation import FileRange, ValidationReport, check_files, file_ranges, validate
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ def repair(
         repaired.append(MANIFEST_FILE)
     else:
         manifest = read_manifest(folder)
+    if manifest.is_reference:
+        raise UsageError(f"{folder}: holds no weights to repair; {CONVERT_AGAIN}")
     expected = expected_files(manifest)
     keys = {problem.file: problem.key for problem in problems if problem.file in expected}
     repairing = _Repairing(folder, manifest, origin, frozenset(keys), imatrix)

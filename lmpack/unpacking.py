@@ -1,4 +1,4 @@
-"""Unpacking: a compressed pack becomes the pack it was made from, whose files can be mapped."""
+"""Unpacking: a compressed pack, or one that refers to its source, becomes a pack of plain files."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from typing import TYPE_CHECKING
 from lmpack.decompression import Decompressor
 from lmpack.drive import check_space, storage_errors
 from lmpack.errors import PackError, UsageError
+from lmpack.expert_key import ExpertKey
 from lmpack.manifest import PROFILES_FOLDER, SHARED_FILE
 from lmpack.pack import Pack, map_file
 from lmpack.pack_files import expected_files, found_files
 from lmpack.partial_folder import PartialFolder
+from lmpack.reference_check import referenced_nbytes
+from lmpack.storage import RAW_STORAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from lmpack.manifest import ExpertEntry, ExpertPart, SourceFile, TensorInfo
+    from lmpack.manifest import SourceFile, TensorInfo
 
 _COPY_NBYTES = 8 << 20
 
@@ -33,7 +36,7 @@ class UnpackReport:
 
     path: Path
     pack_id: str
-    compressed_nbytes: int  # of all files the manifest names
+    compressed_nbytes: int  # of all files the manifest names, and of what it refers to
     nbytes: int  # of the same, unpacked
     seconds: float
 
@@ -41,14 +44,14 @@ class UnpackReport:
 def unpack(
     pack: Pack | Path | str, dst: Path | str, *, progress: Callable[[int], None] | None = None
 ) -> UnpackReport:
-    """Write the pack that a compressed pack was made from as dst, with its pack id; progress gets bytes just written.
+    """Write the pack that a plain conversion makes as dst, with its pack id; progress gets bytes just written.
 
     Every file's SHA-256 is compared with the manifest's before the pack takes its name. Raises UsageError when pack
-    is not compressed or dst exists, PackError for a file that is damaged, StorageError when the drive refuses.
+    is plain already or dst exists, PackError for a file that is damaged, StorageError when the drive refuses.
     """
     started = time.perf_counter()
     pack = pack if isinstance(pack, Pack) else Pack.open(pack)
-    if not pack.manifest.is_compressed:
+    if pack.manifest.storage == RAW_STORAGE:
         raise UsageError(f"{pack.path}: is not compressed; its files can be mapped as they are")
     manifest = pack.manifest.uncompressed()
     files = expected_files(manifest)
@@ -63,6 +66,8 @@ def unpack(
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
     compressed_nbytes = sum(file.nbytes for file in expected_files(pack.manifest).values())
+    if pack.manifest.is_reference:
+        compressed_nbytes += referenced_nbytes(pack.manifest)
     return UnpackReport(Path(dst), manifest.pack_id, compressed_nbytes, nbytes, time.perf_counter() - started)
 
 
@@ -77,11 +82,11 @@ class _Unpacking:
     def run(self) -> None:
         """Write every file but the manifest."""
         manifest = self.pack.manifest
-        keepers: dict[str, tuple[ExpertEntry, tuple[ExpertPart, ...]]] = {}  # of identical experts, the first
+        keepers: dict[str, ExpertKey] = {}  # of identical experts, the first
         for layer in manifest.layers:
-            for expert in layer.experts:
-                keepers.setdefault(expert.sha256, (expert, layer.parts))
-        experts = {expert.file: (expert, parts) for expert, parts in keepers.values()}
+            for number, expert in enumerate(layer.experts):
+                keepers.setdefault(expert.sha256, ExpertKey(layer.layer, number))
+        experts = {manifest.layer(key.layer).experts[key.expert].file: key for key in keepers.values()}
         profiles = [file for file in found_files(self.pack.path) if file.startswith(PROFILES_FOLDER)]
         kept = [file.kept for file in manifest.source.files]
         for file in (*experts, *kept, *profiles):
@@ -90,7 +95,7 @@ class _Unpacking:
                 path.parent.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             for done in (
-                pool.map(lambda item: self._expert(*item), experts.values()),
+                pool.map(self._expert, experts.values()),
                 pool.map(self._tensor, manifest.shared),
                 pool.map(self._kept_file, manifest.source.files),
                 pool.map(self._copy, profiles),
@@ -99,15 +104,24 @@ class _Unpacking:
                     pass
         self.folder.write(SHARED_FILE, 0, b"", file_nbytes=manifest.shared_nbytes)
 
-    def _expert(self, expert: ExpertEntry, parts: tuple[ExpertPart, ...]) -> None:
-        stored = map_file(self.pack.path / expert.file, expert.file_nbytes).data
-        pieces = Decompressor().expert_pieces(stored, expert, parts)
+    def _expert(self, key: ExpertKey) -> None:
+        layer = self.pack.manifest.layer(key.layer)
+        expert = layer.experts[key.expert]
+        pieces: Iterable[memoryview]
+        if expert.stored is None:
+            pieces = [memoryview(self.pack.read_expert(key))]
+        else:
+            stored = map_file(self.pack.path / expert.file, expert.file_nbytes).data
+            pieces = Decompressor().expert_pieces(stored, expert, layer.parts)
         self._write(expert.file, expert.file, 0, pieces, expert.sha256)
 
     def _tensor(self, tensor: TensorInfo) -> None:
-        assert tensor.stored is not None
-        stored = self.pack.stored_tensor(tensor)
-        pieces = Decompressor().pieces(stored, tensor.stored.encoding, tensor.dtype, tensor.nbytes)
+        pieces: Iterable[memoryview]
+        if tensor.stored is None:
+            pieces = [self.pack.read_tensor(tensor.name).data]
+        else:
+            stored = self.pack.stored_tensor(tensor)
+            pieces = Decompressor().pieces(stored, tensor.stored.encoding, tensor.dtype, tensor.nbytes)
         self._write(
             SHARED_FILE, f"{SHARED_FILE}: tensor {tensor.name!r}", tensor.offset, pieces, tensor.sha256
         )

@@ -49,9 +49,10 @@ class AddressRange:
         if huge_pages and _advise(self.address, self.nbytes, mmap.MADV_HUGEPAGE) not in (0, errno.EINVAL):
             raise _error(f"huge pages for {self.nbytes} bytes")  # EINVAL: a kernel built without them
 
-    def map_file(self, offset: int, nbytes: int, descriptor: int) -> None:
-        """Show a file's first bytes, read-only, over what was there; the descriptor may be closed afterwards."""
-        _map(self.address + offset, nbytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor)
+    def map_file(self, offset: int, nbytes: int, descriptor: int, file_offset: int = 0) -> None:
+        """Show a file's bytes from a page on, read-only, over what was there; the descriptor may be closed then."""
+        flags = mmap.MAP_SHARED | _MAP_FIXED
+        _map(self.address + offset, nbytes, mmap.PROT_READ, flags, descriptor, file_offset)
 
     def populate(self, offset: int, nbytes: int) -> bool:
         """Read in and map every page, so that no access waits; False on kernels before 5.14, which cannot.
@@ -100,8 +101,10 @@ class AddressRange:
         return (ctypes.c_uint8 * self.nbytes).from_address(self.address)
 
 
-def _map(address: int | None, nbytes: int, protection: int, flags: int, descriptor: int = -1) -> int:
-    got = _mmap(address, nbytes, protection, flags, descriptor, 0)
+def _map(
+    address: int | None, nbytes: int, protection: int, flags: int, descriptor: int = -1, file_offset: int = 0
+) -> int:
+    got = _mmap(address, nbytes, protection, flags, descriptor, file_offset)
     if got == _MAP_FAILED:
         raise _error(f"{nbytes} bytes cannot be mapped")
     return int(got)

@@ -53,6 +53,8 @@ def choose_io(name: str, pack: Pack, budget: MemoryBudget, *, anew: bool = False
         raise UsageError(f"no store is called {name!r}; expected auto, mmap or direct")
     if pack.manifest.is_compressed:
         return IoChoice("direct", NUM_READERS, "compressed files cannot be mapped")
+    if pack.reference is not None:
+        return IoChoice("direct", NUM_READERS, "an expert's parts lie apart")
     if sum(layout.nbytes for layout in budget.layouts) < _SMALLEST_NBYTES:
         return IoChoice("direct", NUM_READERS, f"below {format_nbytes(_SMALLEST_NBYTES)} it is not measured")
     if budget.resident_share == 1.0 and cached_share(pack) > 0.5:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import mmap
 import os
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lmpack.alignment import align_up
 from lmpack.errors import UsageError
+from lmpack.expert_key import ExpertKey
 from runtime.address_range import AddressRange
 from runtime.expert_bank import ExpertBank
 from runtime.expert_files import ExpertFiles
@@ -18,14 +21,15 @@ from runtime.expert_files import ExpertFiles
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lmpack.expert_key import ExpertKey
-    from lmpack.manifest import LayerEntry
+    from lmpack.manifest import ExpertPart, LayerEntry
     from lmpack.pack import Pack
+    from lmpack.reference import FileExtent
     from runtime.memory_budget import MemoryBudget
 
 # The kernel cuts one request to the device's read-ahead window without a word; this is the smallest usual one.
 _WILLNEED_NBYTES = 128 * 1024
 _COPY_NBYTES = 1 << 20
+_LEAST_ALIGNMENT = 8  # of a part in memory: what the widest number of a dtype takes
 # Mappings left to libraries, allocator and thread stacks; torch and ggml take some 500.
 _OTHER_MAPPINGS = 4096
 
@@ -58,15 +62,17 @@ class MmapStore:
         self._closed = False
         self._pack = pack
         self._files = ExpertFiles(pack)
-        self._layers = {entry.layer: _LayerRange(entry, populate=populate) for entry in pack.manifest.layers}
+        self._layers = {
+            entry.layer: _LayerRange(pack, entry, populate=populate) for entry in pack.manifest.layers
+        }
         self._released: deque[ExpertKey] = deque()  # unmapped, not yet dropped from the page cache
         if max_mappings is None:
             max_mappings = _max_map_count() - _OTHER_MAPPINGS
         limits = budget.slots
-        if (
-            pack.manifest.num_experts > max_mappings
-        ):  # otherwise each may be a mapping of its own, hole or not
-            limits = _limited(budget.slots, (max_mappings - len(self._layers)) // 2)
+        most = max((len(region.starts) for region in self._layers.values()), default=1)  # for one expert
+        # otherwise each may be a mapping of its own, hole or not
+        if pack.manifest.num_experts * most > max_mappings:
+            limits = _limited(budget.slots, (max_mappings - len(self._layers)) // (most + 1))
         self._reason = (
             f"{sum(limits)} experts at a time, by vm.max_map_count" if limits != budget.slots else ""
         )
@@ -99,13 +105,14 @@ class MmapStore:
     def read(self, key: ExpertKey, slot: int) -> int:
         region = self._layer(key.layer)
         self._drop_released()
-        (extent,) = self._pack.expert_extents(key)
-        with self._files.open(key, extent) as descriptor:
-            for offset in range(0, region.stride, _WILLNEED_NBYTES):
-                nbytes = min(_WILLNEED_NBYTES, region.stride - offset)
-                os.posix_fadvise(descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
-            region.map(slot, descriptor)
-        return region.stride
+        extents = self._pack.expert_extents(key)
+        for position, extent in enumerate(extents):
+            with self._files.open(key, extent) as descriptor:
+                for start in range(0, extent.nbytes, _WILLNEED_NBYTES):
+                    nbytes = min(_WILLNEED_NBYTES, extent.nbytes - start)
+                    os.posix_fadvise(descriptor, extent.offset + start, nbytes, os.POSIX_FADV_WILLNEED)
+                region.map(slot, position, extent, descriptor)
+        return sum(extent.nbytes for extent in extents)
 
     def release(self, key: ExpertKey, slot: int) -> None:
         self._layer(key.layer).empty(slot)
@@ -133,21 +140,29 @@ class MmapStore:
 
 
 class _LayerRange:
-    """num_experts x stride of addresses, with a tensor over all of them."""
+    """num_experts x stride of addresses, with a tensor over all of them.
 
-    def __init__(self, entry: LayerEntry, *, populate: bool) -> None:
+    An expert of a reference pack is not laid out as elsewhere: each of its parts is mapped with the pages it is on.
+    """
+
+    def __init__(self, pack: Pack, entry: LayerEntry, *, populate: bool) -> None:
         self._populate = populate
-        self.stride = entry.stride
-        self._range = AddressRange(entry.num_experts * entry.stride)
-        self.bank = ExpertBank(self._range.tensor(), entry.stride, entry.num_experts, entry.parts)
+        self.starts: tuple[int, ...] = (0,)  # where in a slot each extent is mapped
+        parts, self.stride = entry.parts, entry.stride
+        if pack.reference is not None:
+            self.starts, parts, self.stride = _whole_pages(pack, entry)
+        self._range = AddressRange(entry.num_experts * self.stride)
+        self.bank = ExpertBank(self._range.tensor(), self.stride, entry.num_experts, parts)
 
-    def map(self, expert: int, descriptor: int) -> None:
-        """Show a file as this expert, every page of it, so that no product has to wait for one."""
-        offset = expert * self.stride
-        self._range.map_file(offset, self.stride, descriptor)
-        if not (self._populate and self._range.populate(offset, self.stride)):
-            _read_whole(descriptor, self.stride)  # a drive's error shows here, not as a SIGBUS below
-            self.bank.storage.numpy()[offset : offset + self.stride : mmap.PAGESIZE].max()
+    def map(self, expert: int, position: int, extent: FileExtent, descriptor: int) -> None:
+        """Show an extent as a piece of this expert, every page of it, so that no product has to wait for one."""
+        lead = extent.offset % mmap.PAGESIZE
+        offset, nbytes = expert * self.stride + self.starts[position], lead + extent.nbytes
+        self._range.map_file(offset, nbytes, descriptor, extent.offset - lead)
+        if not (self._populate and self._range.populate(offset, nbytes)):
+            # a drive's error shows here, not as a SIGBUS below
+            _read_through(descriptor, extent.offset - lead, nbytes)
+            self.bank.storage.numpy()[offset : offset + nbytes : mmap.PAGESIZE].max()
 
     def empty(self, expert: int) -> None:
         """Leave a hole where this expert was."""
@@ -165,14 +180,34 @@ class _Places:
         self.taken = 0
 
 
-def _read_whole(descriptor: int, nbytes: int) -> None:
-    """Bring a file's first bytes into the page cache by reading them; OSError when the drive fails."""
+def _whole_pages(pack: Pack, entry: LayerEntry) -> tuple[tuple[int, ...], tuple[ExpertPart, ...], int]:
+    """Lay out a layer's experts as their parts lie on the pages of the source: where pages start, parts, stride.
+
+    UsageError when a part does not begin at the same place of a page in all of them.
+    """
+    starts, parts, end = [], [], 0
+    extents = [pack.expert_extents(ExpertKey(entry.layer, expert)) for expert in range(entry.num_experts)]
+    for part, places in zip(entry.parts, zip(*extents, strict=True), strict=True):
+        lead, *others = {extent.offset % mmap.PAGESIZE for extent in places}
+        if others or lead % _LEAST_ALIGNMENT:
+            raise UsageError(
+                f"{pack.path}: layer {entry.layer}: {part.role} cannot be mapped from the source, its pages begin "
+                f"elsewhere in each expert; use --io direct, or run: lmpack unpack {pack.path} NEW.lmpack"
+            )
+        starts.append(end)
+        parts.append(replace(part, offset=end + lead))
+        end = align_up(end + lead + part.nbytes, mmap.PAGESIZE)
+    return tuple(starts), tuple(parts), end
+
+
+def _read_through(descriptor: int, start: int, nbytes: int) -> None:
+    """Bring bytes of a file into the page cache by reading them; OSError when the drive fails."""
     scratch = memoryview(np.empty(_COPY_NBYTES, np.uint8).data)
     done = 0
     while done < nbytes:
-        got = os.preadv(descriptor, [scratch[: nbytes - done]], done)
+        got = os.preadv(descriptor, [scratch[: nbytes - done]], start + done)
         if got == 0:
-            raise OSError(f"ends at byte {done} of {nbytes}")
+            raise OSError(f"ends at byte {start + done} of {start + nbytes}")
         done += got
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -68,13 +67,12 @@ def warm(pack: Pack, keys: Sequence[ExpertKey], progress: Callable[[int], None])
     files = ExpertFiles(pack)
 
     def read(key: ExpertKey) -> int:
-        nbytes = 0
-        with mmap.mmap(-1, _READ_NBYTES) as scratch, memoryview(scratch) as view:
-            for extent in pack.expert_extents(key):
-                with files.open(key, extent) as descriptor:
-                    for start in range(0, extent.nbytes, _READ_NBYTES):
-                        piece = view[: extent.nbytes - start]
-                        nbytes += read_into(piece, descriptor, extent.offset + start)
+        scratch, nbytes = memoryview(bytearray(_READ_NBYTES)), 0
+        for extent in pack.expert_extents(key):
+            with files.open(key, extent) as descriptor:
+                for start in range(0, extent.nbytes, _READ_NBYTES):
+                    piece = scratch[: extent.nbytes - start]
+                    nbytes += read_into(piece, descriptor, extent.offset + start)
         return nbytes
 
     with ThreadPoolExecutor(NUM_READERS, thread_name_prefix="warm") as threads:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
   lmpack convert qwen3-Q4_K_M.gguf qwen3.lmpack
   lmpack convert qwen3-00001-of-00003.gguf qwen3.lmpack --jobs 4
   lmpack convert qwen3-Q4_K_M.gguf qwen3.lmpack --resume
+  lmpack convert qwen3-Q4_K_M.gguf qwen3-reference.lmpack --reference
   lmpack convert path/to/hf-folder qwen3-zstd.lmpack --compress zstd
   lmpack convert qwen3-BF16.gguf qwen3-q4.lmpack --quantize 'experts=q4_K,experts:*:down=q6_K,shared=q8_0'
   lmpack convert path/to/hf-folder qwen3.lmpack --page-size 64KiB --json
@@ -39,6 +40,11 @@ if TYPE_CHECKING:
 )
 @click.option("--jobs", type=int, help="Writing threads [default: one per core, 2 to 8].")
 @click.option("--resume", is_flag=True, help="Go on with what an interrupted conversion to DST has left.")
+@click.option(
+    "--reference",
+    is_flag=True,
+    help="Write checksums and no weights: the pack refers to SRC, which has to stay. Reads are slower.",
+)
 @click.option(
     "--compress",
     metavar="zstd[:LEVEL]",
@@ -63,6 +69,7 @@ def command(
     page_size: str,
     jobs: int | None,
     resume: bool,
+    reference: bool,
     compress: str | None,
     quantize: str | None,
     imatrix: str | None,
@@ -92,10 +99,12 @@ def command(
                 resume=resume,
                 compression_level=compression_level,
                 quantization=quantization,
+                reference=reference,
                 progress=progress,
             )
     except KeyboardInterrupt:
-        click.echo("interrupted; the same command with --resume goes on from here", err=True)
+        if not reference:
+            click.echo("interrupted; the same command with --resume goes on from here", err=True)
         raise
     if as_json:
         print_json({**_document(src, report), "missing": list(checkpoint.missing)})

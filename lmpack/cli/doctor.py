@@ -32,7 +32,7 @@ from lmpack.errors import StorageError
 from lmpack.manifest import MANIFEST_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from lmpack.pack import Pack
     from runtime.drive_speed import ReadRate
@@ -112,7 +112,8 @@ def _measure(path: Path, pack: Pack | None) -> list[ReadRate]:
 
     expert_nbytes = max((entry.stride for entry in pack.manifest.layers), default=0) if pack else 0
     rates = []
-    with _files_to_read(path) as files:
+    referenced = pack.reference.paths.values() if pack and pack.reference else ()
+    with _files_to_read(path, referenced) as files:
         for request_nbytes in sorted({_PAGE_NBYTES, expert_nbytes or _EXPERT_NBYTES, _LARGE_NBYTES}):
             long_enough = [file for file, nbytes in files.items() if nbytes >= request_nbytes]
             for seed, in_flight in enumerate(_IN_FLIGHT):
@@ -131,14 +132,11 @@ def _measure(path: Path, pack: Pack | None) -> list[ReadRate]:
 
 
 @contextmanager
-def _files_to_read(path: Path) -> Iterator[dict[Path, int]]:
+def _files_to_read(path: Path, referenced: Iterable[Path]) -> Iterator[dict[Path, int]]:
     """Files below path with their sizes, and one of our own when they hold too few large requests."""
-    files = {
-        file: file.stat().st_size
-        for folder, _, names in os.walk(path)
-        for name in names
-        if (file := Path(folder, name)).is_file() and not file.is_symlink()
-    }
+    paths = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+    paths += referenced
+    files = {file: file.stat().st_size for file in paths if file.is_file() and not file.is_symlink()}
     if sum(nbytes for nbytes in files.values() if nbytes >= _LARGE_NBYTES) >= _ENOUGH_NBYTES:
         yield files
         return

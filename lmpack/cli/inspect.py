@@ -72,13 +72,14 @@ def _pack_lines(source: str, manifest: Manifest) -> list[str]:
         f"pack id    {manifest.pack_id}",
         f"page size  {manifest.page_size}",
         *([f"storage    {manifest.storage}"] if manifest.is_compressed else []),
+        *([f"storage    reference, weights in {manifest.source.folder}"] if manifest.is_reference else []),
         (
             f"source     {manifest.source.kind}, {counted(len(files), 'file')}, "
             f"{format_nbytes(sum(file.nbytes for file in files))}, {way_back}"
         ),
         (
             f"experts    {manifest.num_experts} in {counted(len(manifest.layers), 'layer')}, "
-            f"{counted(len(_expert_files(manifest)), 'file')}, {format_nbytes(_experts_nbytes(manifest))}"
+            f"{_num_files(manifest)}, {format_nbytes(_experts_nbytes(manifest))}"
         ),
         f"shared     {counted(len(manifest.shared), 'tensor')}, {format_nbytes(manifest.shared_file_nbytes)}",
         *_dtype_lines(_pack_dtypes(manifest)),
@@ -102,6 +103,7 @@ def _pack_document(source: str, manifest: Manifest) -> dict[str, object]:
         "reason": manifest.reason,
         "source": {
             "kind": manifest.source.kind,
+            "folder": manifest.source.folder or None,
             "files": [
                 {"name": file.name, "nbytes": file.nbytes, "sha256": file.sha256}
                 for file in manifest.source.files
@@ -145,6 +147,10 @@ def _checkpoint_document(source: str, checkpoint: Checkpoint) -> dict[str, objec
             for tensor in checkpoint.tensors
         ],
     }
+
+
+def _num_files(manifest: Manifest) -> str:
+    return "in the source" if manifest.is_reference else counted(len(_expert_files(manifest)), "file")
 
 
 def _expert_files(manifest: Manifest) -> dict[str, int]:

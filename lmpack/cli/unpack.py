@@ -1,4 +1,4 @@
-"""lmpack unpack: a pack whose files can be mapped, from a compressed one."""
+"""lmpack unpack: a pack of plain files, from a compressed one or from one that refers to its source."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from lmpack.cli.report import print_json
 
 \b
   lmpack unpack qwen3-zstd.lmpack qwen3.lmpack
-  lmpack unpack qwen3-zstd.lmpack qwen3.lmpack --json
+  lmpack unpack qwen3-reference.lmpack qwen3.lmpack --json
 """
 )
 @click.argument("pack", type=PackPath())
 @click.argument("dst", type=NewPath())
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def command(pack: str, dst: str, as_json: bool) -> None:
-    """Write the compressed PACK as the pack DST, whose files are as they were before `--compress`.
+    """Write PACK, made with --compress or --reference, as the pack DST of plain files.
 
-    DST has the pack id that a conversion without --compress gives. Every checksum is compared on the way.
+    DST has the pack id that a conversion without either gives. Every checksum is compared on the way.
     """
     from lmpack.pack import Pack
     from lmpack.pack_files import expected_files

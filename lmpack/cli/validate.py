@@ -14,9 +14,11 @@ from lmpack.cli.path_argument import ModelPath, PackPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import one_line, print_json
 from lmpack.errors import ManifestError, UsageError
+from lmpack.manifest import SHARED_FILE
 from lmpack.pack import Pack, read_manifest
 from lmpack.pack_files import found_files
 from lmpack.plural import counted
+from lmpack.reference_check import referenced_nbytes
 from lmpack.validation import MAX_JOBS, Problem, ValidationReport, validate
 
 if TYPE_CHECKING:
@@ -112,9 +114,20 @@ def command(
 
 def _validated(pack: str, quick: bool, jobs: int | None) -> ValidationReport:
     is_read = not quick and Path(pack).is_dir()
-    total = sum(max(0, nbytes) for nbytes in found_files(Path(pack)).values()) if is_read else 0
+    found = found_files(Path(pack)) if is_read else {}
+    total = sum(max(0, nbytes) for nbytes in found.values())
+    if is_read and SHARED_FILE not in found:
+        total += _referenced_nbytes(pack)
     with progress_bar(total, description="validate") as progress:
         return validate(pack, quick=quick, jobs=jobs, progress=progress)
+
+
+def _referenced_nbytes(pack: str) -> int:
+    try:
+        manifest = read_manifest(Path(pack))
+    except ManifestError:
+        return 0
+    return referenced_nbytes(manifest) if manifest.is_reference else 0
 
 
 def _origin(pack: str, path: str, revision: str | None = None) -> ByteOrigin:
