@@ -11,6 +11,7 @@ from lmpack.converted_tensor import part_name, shared_name
 from lmpack.dtype import dtype_nbytes
 from lmpack.errors import PackError
 from lmpack.manifest import SHARED_FILE
+from lmpack.source_places import SourcePlaces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from converters.quantization import TensorConversion
     from lmpack.expert_key import ExpertKey
     from lmpack.manifest import LayerEntry, Manifest, SourceFile, TensorInfo
+    from lmpack.source_places import SourcePlace
     from lmpack.validation import FileRange
 
 
@@ -51,11 +53,7 @@ class SourceMap:
         """Index the segments by what they hold; imatrix is what tensors may have been quantized with."""
         self._manifest = manifest
         self._conversions = RepeatedConversions(manifest, imatrix)
-        self._places = {
-            segment.tensor: (file.name, segment.offset)
-            for file in manifest.source.files
-            for segment in file.segments
-        }
+        self._places = SourcePlaces(manifest.source)
         self._kept = {file.kept: file for file in manifest.source.files}
         self._shared = {_place_in_file(tensor): tensor for tensor in manifest.shared}  # empty ones are alike
 
@@ -80,21 +78,21 @@ class SourceMap:
         for part in layer.parts:
             conversion = self._conversions.part(layer, part)
             nbytes = part.nbytes if conversion is None else dtype_nbytes(conversion.source_dtype, part.shape)
-            single = f"expert:{key.layer}:{key.expert}:{part.role}"
-            is_single = single in self._places
-            file, offset = self._place(single if is_single else part_name(key.layer, part.role))
-            offset += 0 if is_single else key.expert * nbytes
+            place = self._places.part(key, part.role, nbytes)
+            file, offset = _known(place, part_name(key.layer, part.role))
             yield SourcePiece(file, offset, nbytes, part.offset, conversion, key.expert)
 
     def _tensor(self, tensor: TensorInfo) -> SourcePiece:
         conversion = self._conversions.shared(tensor)
         nbytes = tensor.nbytes if conversion is None else dtype_nbytes(conversion.source_dtype, tensor.shape)
-        return SourcePiece(*self._place(shared_name(tensor.name)), nbytes, 0, conversion)
+        file, offset = _known(self._places.tensor(tensor.name), shared_name(tensor.name))
+        return SourcePiece(file, offset, nbytes, 0, conversion)
 
-    def _place(self, tensor: str) -> tuple[str, int]:
-        if tensor not in self._places:
-            raise PackError(f"the source does not have {tensor}; name another copy of the pack")
-        return self._places[tensor]
+
+def _known(place: SourcePlace | None, tensor: str) -> tuple[str, int]:
+    if place is None:
+        raise PackError(f"the source does not have {tensor}; name another copy of the pack")
+    return place.file.name, place.offset
 
 
 def _place_in_file(tensor: TensorInfo) -> tuple[int, int]:

@@ -67,7 +67,8 @@ class Reference:
     def expert(self, key: ExpertKey, layer: LayerEntry) -> tuple[FileExtent, ...]:
         """Return where each part of an expert lies."""
         return tuple(
-            self._extent(self._places.part(key, part), part.nbytes, part.offset) for part in layer.parts
+            self._extent(self._places.part(key, part.role, part.nbytes), part.nbytes, part.offset)
+            for part in layer.parts
         )
 
     def tensor(self, tensor: TensorInfo) -> FileExtent:

@@ -73,7 +73,7 @@ def _referenced(manifest: Manifest, reference: Reference) -> Iterator[_Reference
 
 
 def _check(progress: Callable[[int], None], item: _Referenced) -> Problem | None:
-    file = os.fspath(item.extents[0].path)
+    file = " and ".join(sorted({os.fspath(extent.path) for extent in item.extents}))
     try:
         digest = _sha256(item, progress)
     except (PackError, StorageError) as error:

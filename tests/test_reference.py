@@ -1,0 +1,491 @@
+"""Reference packs: no second copy of the weights, the same bytes everywhere, and no way to other files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from converters.byte_origin import open_local_origin
+from converters.conversion import convert
+from converters.export import export
+from converters.hub_client import HubClient
+from converters.hub_model import choose_model
+from converters.hub_pull import pull
+from converters.hub_push import push
+from converters.hub_repo import HubRepo
+from converters.pack_diff import diff_packs
+from converters.quantization import Quantization
+from converters.repair import repair
+from converters.source_comparison import compare_with_source
+from lmpack.cli.main import run
+from lmpack.errors import LmpackError, ManifestError, PackError, StorageError, UsageError
+from lmpack.expert_key import ExpertKey
+from lmpack.manifest import Manifest
+from lmpack.pack import Pack
+from lmpack.reference import source_folder
+from lmpack.unpacking import unpack
+from lmpack.validation import validate
+from runtime.direct_store import DirectStore
+from runtime.engine import Engine
+from runtime.mmap_store import MmapStore
+from runtime.verified_store import VerifiedStore
+from tests.expert_packs import all_keys, budget_with_slots, load
+from tests.hub_server import hub_server
+from tests.manifest_forgery import drop, put
+from tests.reference_packs import CHECKPOINTS, plain_and_reference
+from tests.round_trip import files_below
+from tests.test_compression import forge
+from tests.test_manifest import WHERE
+from tests.test_validation import flip, the_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lmpack.manifest import ExpertPart
+    from runtime.expert_store import ExpertStore
+
+KEY = ExpertKey(1, 2)
+AGAIN = "put back the checkpoint that the pack was made from, or convert again"
+
+
+@pytest.fixture(params=CHECKPOINTS)
+def packs(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Pack, Pack]:
+    return plain_and_reference(request.param, tmp_path)
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> tuple[Path, Pack, Pack]:
+    return plain_and_reference("gguf", tmp_path)
+
+
+def sources_of(src: Path) -> dict[str, bytes]:
+    return files_below(src if src.is_dir() else src.parent)
+
+
+# --- the same model, without its weights ---
+
+
+def test_it_holds_headers_and_small_files_and_leads_to_the_plain_pack(
+    packs: tuple[Path, Pack, Pack], tmp_path: Path
+) -> None:
+    src, plain, reference = packs
+    manifest = reference.manifest
+    assert (manifest.version, manifest.storage, manifest.source.folder) == (2, "reference", "../source")
+    assert files_below(reference.path).keys() == {"manifest.json", *(f.kept for f in manifest.source.files)}
+    raw = (reference.path / "manifest.json").read_bytes()
+    assert raw.startswith(b'{"format": "lmpack", "version": 2, "pack_id": "')
+    assert b'"storage": "reference",\n"converted": [],\n"source": {"kind": "' in raw
+    assert b'", "folder": "../source", "files": [\n' in raw
+    assert manifest.uncompressed() == plain.manifest
+    for key in all_keys(plain):
+        assert reference.read_expert(key) == plain.read_expert(key)
+    for tensor in plain.manifest.shared:
+        assert np.array_equal(reference.read_tensor(tensor.name), plain.read_tensor(tensor.name))
+    assert diff_packs(plain, reference).equal
+    report = unpack(reference, tmp_path / "unpacked.lmpack")
+    assert report.pack_id == plain.manifest.pack_id
+    assert files_below(tmp_path / "unpacked.lmpack") == files_below(plain.path)
+    export(reference, tmp_path / "out")
+    assert files_below(tmp_path / "out") == sources_of(src)
+
+
+def test_a_stranger_finds_every_byte_by_the_segments(packs: tuple[Path, Pack, Pack]) -> None:
+    src, _, reference = packs
+    document = json.loads((reference.path / "manifest.json").read_bytes())
+    sources, places = sources_of(src), {}
+    for file in document["source"]["files"]:
+        for segment in file["segments"]:
+            places[segment["tensor"]] = sources[file["name"]][segment["offset"] :]
+    for layer in document["layers"]:
+        for number, expert in enumerate(layer["experts"]):
+            whole = bytearray(layer["stride"])
+            for part in layer["parts"]:
+                at, nbytes = f"{layer['layer']}:{{}}{part['role']}", part["nbytes"]
+                own, stacked = f"expert:{at.format(f'{number}:')}", f"experts:{at.format('')}"
+                raw = places[own] if own in places else places[stacked][number * nbytes :]
+                whole[part["offset"] : part["offset"] + nbytes] = raw[:nbytes]
+            assert hashlib.sha256(whole).hexdigest() == expert["sha256"]
+    for tensor in document["shared"]:
+        raw = places[f"shared:{tensor['name']}"][: tensor["nbytes"]]
+        assert hashlib.sha256(raw).hexdigest() == tensor["sha256"]
+
+
+def test_two_conversions_give_the_same_pack(packs: tuple[Path, Pack, Pack], tmp_path: Path) -> None:
+    convert(packs[0], tmp_path / "again.lmpack", reference=True, jobs=5)
+    assert files_below(tmp_path / "again.lmpack") == files_below(packs[2].path)
+
+
+def test_every_checksum_is_compared_with_the_source(packs: tuple[Path, Pack, Pack]) -> None:
+    src, plain, reference = packs
+    done: list[int] = []
+    report = validate(reference.path, progress=done.append)
+    assert report.ok
+    files = plain.manifest.source.files
+    assert report.num_files == 1 + len(files) + sum(bool(file.segments) for file in files)
+    assert report.nbytes == sum(file.nbytes for file in files) == sum(done)
+    assert validate(reference.path, quick=True).nbytes == 0
+    origin = open_local_origin(src, reference.manifest.source)
+    assert compare_with_source(reference, origin) == ()
+
+
+def test_a_conversion_that_fails_leaves_nothing_behind(gguf: tuple[Path, Pack, Pack], tmp_path: Path) -> None:
+    def stop(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(gguf[0], tmp_path / "new.lmpack", reference=True, progress=stop)
+    assert not list(tmp_path.glob("new.*"))
+
+
+# --- where the source is ---
+
+
+def test_both_can_move_together(gguf: tuple[Path, Pack, Pack], tmp_path: Path) -> None:
+    src, plain, reference = gguf
+    moved = tmp_path / "elsewhere" / "deep"
+    moved.mkdir(parents=True)
+    shutil.move(src.parent, moved / "source")
+    shutil.move(reference.path, moved / "renamed.lmpack")
+    (tmp_path / "link.lmpack").symlink_to(moved / "renamed.lmpack")
+    for path in (moved / "renamed.lmpack", tmp_path / "link.lmpack"):
+        assert Pack.open(path).read_expert(KEY) == plain.read_expert(KEY)
+
+
+@pytest.mark.parametrize(
+    ("pack", "source", "folder"),
+    [
+        ("/m/a.lmpack", "/m", ".."),
+        ("/m/a.lmpack", "/m/a", "../a"),
+        ("/m/packs/a.lmpack", "/m/a", "../../a"),
+        ("/home/a.lmpack", "/mnt/usb", "/mnt/usb"),
+        ("/a.lmpack", "/mnt/usb", "/mnt/usb"),
+        ("/a.lmpack", "/", "/"),
+    ],
+)
+def test_the_folder_is_relative_unless_they_have_nothing_in_common(
+    pack: str, source: str, folder: str
+) -> None:
+    assert source_folder(Path(pack), Path(source)) == folder
+
+
+def test_links_of_a_hubs_cache_are_followed(gguf: tuple[Path, Pack, Pack], tmp_path: Path) -> None:
+    src, plain, _ = gguf
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    shutil.copy(src, tmp_path / "blob")
+    (snapshot / src.name).symlink_to(tmp_path / "blob")
+    convert(snapshot / src.name, tmp_path / "linked.lmpack", reference=True)
+    linked = Pack.open(tmp_path / "linked.lmpack")
+    assert validate(linked.path).ok
+    assert linked.read_expert(KEY) == plain.read_expert(KEY)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def grow(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"\0")
+
+
+def make_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (Path.unlink, "missing, or not a regular file"),
+        (make_pipe, "not a regular file"),
+        (make_folder, "not a regular file"),
+        (cut, r"truncated: \d+ bytes, expected \d+"),
+        (grow, r"too long: \d+ bytes, expected \d+"),
+        (partial(flip, position=0), "is not a gguf file"),
+        (partial(flip, position=50), "its header is not the one that the pack was made from"),
+    ],
+)
+def test_another_source_is_refused_at_once(
+    gguf: tuple[Path, Pack, Pack], change: Callable[[Path], None], message: str
+) -> None:
+    src, _, reference = gguf
+    change(src)
+    wanted = rf"^{re.escape(str(src))}: {message}; {AGAIN}"
+    for quick in (False, True):
+        assert re.search(wanted, str(the_problem(reference.path, quick=quick)))
+    with pytest.raises(PackError, match=rf"{wanted[1:]}; run: lmpack validate {reference.path}$"):
+        Pack.open(reference.path)
+
+
+def test_every_changed_weight_is_found(packs: tuple[Path, Pack, Pack]) -> None:
+    _, plain, reference = packs
+    assert reference.reference is not None
+    keys: list[ExpertKey | None] = [key for key in all_keys(plain) if key.expert in (0, 3)]
+    for key in keys or [None]:
+        extent = (
+            reference.expert_extents(key)[-1]
+            if key is not None
+            else reference.tensor_extent(reference.manifest.shared[0])
+        )
+        flip(extent.path, extent.offset + extent.nbytes - 1)
+        problem = the_problem(reference.path)
+        assert str(extent.path) in problem.file.split(" and ")
+        assert problem.key == key
+        assert re.search(rf"sha256 is \w{{12}}…, the manifest says \w{{12}}…; {AGAIN}", problem.message)
+        flip(extent.path, extent.offset + extent.nbytes - 1)
+
+
+# --- hostile manifests ---
+
+FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "no folder": (drop("source", "folder"), "source misses folder"),
+    "an empty folder": (put("source", "folder", ""), "source folder: "),
+    "a folder inside": (put("source", "folder", "source"), "expected /a/b or ../a/b"),
+    "the pack itself": (put("source", "folder", "."), "expected /a/b or ../a/b"),
+    "a detour": (put("source", "folder", "../a/../b"), "without detours"),
+    "a slash too many": (put("source", "folder", "..//a"), "without detours"),
+    "a slash at the end": (put("source", "folder", "/a/"), "without detours"),
+    "a network path": (put("source", "folder", "//host/a"), "without detours"),
+    "a hidden parent": (put("source", "folder", "..a"), "expected /a/b or ../a/b"),
+    "a NUL": (put("source", "folder", "/a\0"), "source folder: "),
+    "a number": (put("source", "folder", 1), "source folder: "),
+    "a long path": (put("source", "folder", "/a" * 2049), "source folder: "),
+    "a folder without reference": (put("storage", "raw"), "source has unknown 'folder'"),
+    "a name that leaves": (put("source", "files", 0, "name", "../b"), "stays inside its folder"),
+    "no place for a part": (
+        drop("source", "files", 0, "segments", -1),
+        "kept_nbytes: ",
+    ),
+    "not reproducible": (lambda d: d.update(reproducible=False, reason="no"), "reproducible: false"),
+    "compressed as well": (put("shared", 0, "stored", {}), "has unknown 'stored'"),
+}
+
+
+@pytest.mark.parametrize("what", FORGERIES)
+def test_a_sealed_forgery_is_refused_for_what_it_is(gguf: tuple[Path, Pack, Pack], what: str) -> None:
+    change, message = FORGERIES[what]
+    with pytest.raises(ManifestError, match=message):
+        Manifest.parse(forge(gguf[2].manifest, change), WHERE)
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_tensor_without_a_place_is_refused(gguf: tuple[Path, Pack, Pack], number: int) -> None:
+    def forget(document: dict[str, Any]) -> None:
+        file = document["source"]["files"][0]
+        file["kept_nbytes"] += file["segments"].pop(number)["nbytes"]
+
+    with pytest.raises(ManifestError, match=r"no segment of the source is"):
+        Manifest.parse(forge(gguf[2].manifest, forget), WHERE)
+
+
+@pytest.mark.parametrize("header", [b"", b"-----BEGIN KEY", b"GGUF but not this header"])
+def test_no_manifest_makes_weights_of_a_file_that_is_none(
+    gguf: tuple[Path, Pack, Pack], tmp_path: Path, header: bytes
+) -> None:
+    """Sizes and checksums fit, and the maker guessed the first bytes; a checkpoint's header is out of reach."""
+    src, _, reference = gguf
+    secret = tmp_path / "secret" / src.name
+    secret.parent.mkdir()
+    raw = header.ljust(1024, b"s")
+    secret.write_bytes((raw * (src.stat().st_size // 1024 + 1))[: src.stat().st_size])
+    forged = forge(reference.manifest, put("source", "folder", str(secret.parent)))
+    (reference.path / "manifest.json").write_bytes(forged)
+    with pytest.raises(PackError, match=r"secret/model\.gguf: (is not a gguf file|its header is not)"):
+        Pack.open(reference.path)
+
+
+# --- reading experts ---
+
+
+def parts_of(store: ExpertStore, key: ExpertKey, slot: int) -> list[bytes]:
+    bank = store.bank(key.layer)
+    start = slot * bank.stride
+    return [
+        bank.storage[start + part.offset : start + part.offset + part.nbytes].numpy().tobytes()
+        for part in bank.parts
+    ]
+
+
+def cut_parts(raw: bytes, parts: tuple[ExpertPart, ...]) -> list[bytes]:
+    return [raw[part.offset : part.offset + part.nbytes] for part in parts]
+
+
+STORES: dict[str, Callable[..., ExpertStore]] = {
+    "direct": DirectStore,
+    "direct, buffered": partial(DirectStore, buffered=True),
+    "mmap": MmapStore,
+    "mmap on an old kernel": partial(MmapStore, populate=False),
+}
+
+
+@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("verify", [False, True])
+def test_every_store_gives_the_bytes_of_the_plain_pack(
+    gguf: tuple[Path, Pack, Pack], kind: str, verify: bool
+) -> None:
+    _, plain, reference = gguf
+    store = STORES[kind](reference, budget_with_slots(reference.manifest, 4))
+    store = VerifiedStore(store, reference) if verify else store
+    for _ in range(2):
+        for key in all_keys(plain):
+            slot = store.acquire(key)
+            assert slot is not None
+            load(store, [key], [slot])
+            wanted = cut_parts(plain.read_expert(key), plain.manifest.layer(key.layer).parts)
+            assert parts_of(store, key, slot) == wanted
+            store.release(key, slot)
+    store.close()
+
+
+@pytest.mark.parametrize("kind", ["split", "safetensors"])
+def test_direct_reads_parts_wherever_they_begin_and_mmap_says_what_to_do(kind: str, tmp_path: Path) -> None:
+    _, plain, reference = plain_and_reference(kind, tmp_path)
+    budget = budget_with_slots(reference.manifest)
+    store = VerifiedStore(DirectStore(reference, budget), reference)
+    for key in all_keys(plain):
+        slot = store.acquire(key)
+        assert slot is not None
+        store.read(key, slot)
+    store.close()
+    with pytest.raises(
+        UsageError, match=r"cannot be mapped from the source.*use --io direct, or run: lmpack unpack"
+    ):
+        MmapStore(reference, budget)
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_a_source_that_is_cut_while_it_is_used_names_the_expert(
+    gguf: tuple[Path, Pack, Pack], kind: str
+) -> None:
+    src, _, reference = gguf
+    store = STORES[kind](reference, budget_with_slots(reference.manifest))
+    cut(src)
+    slot = store.acquire(KEY)
+    assert slot is not None
+    with pytest.raises(StorageError, match=rf"expert {KEY}: {src}: truncated to .* run: lmpack validate"):
+        store.read(KEY, slot)
+    store.close()
+
+
+def test_a_changed_weight_is_found_by_verified_reads(gguf: tuple[Path, Pack, Pack]) -> None:
+    _, _, reference = gguf
+    extent = reference.expert_extents(KEY)[1]
+    flip(extent.path, extent.offset)
+    store = VerifiedStore(DirectStore(reference, budget_with_slots(reference.manifest)), reference)
+    slot = store.acquire(KEY)
+    assert slot is not None
+    with pytest.raises(StorageError, match=rf"expert {KEY}: {extent.path}: sha256 is"):
+        store.read(KEY, slot)
+    store.close()
+
+
+def logits_of(path: Path, **options: Any) -> np.ndarray[Any, Any]:
+    with Engine.load(path, num_threads=1, context_length=64, **options) as engine:
+        ids = engine.tokenizer.encode("Once upon a time there was")
+        return engine.forward(ids, engine.new_kv(), all_logits=True).numpy()
+
+
+def test_the_demo_model_computes_the_same_bits(demo_gguf: Path, demo_pack: Path, tmp_path: Path) -> None:
+    convert(demo_gguf, tmp_path / "reference.lmpack", reference=True)
+    wanted = logits_of(demo_pack, io="direct")
+    assert np.array_equal(wanted, logits_of(tmp_path / "reference.lmpack"))
+    assert np.array_equal(wanted, logits_of(tmp_path / "reference.lmpack", verify_reads=True))
+
+
+def test_a_mapped_model_computes_the_same_bits(demo_gguf: Path, tmp_path: Path) -> None:
+    repository = demo_gguf.parents[2]
+    command = [sys.executable, "benchmarks/random_gguf.py", str(tmp_path / "random.gguf"), "--quant=Q8_0"]
+    command += ["--layers=2", "--experts=8", "--top-k=2", "--hidden=256", "--expert-width=256", "--heads=4"]
+    command += ["--kv-heads=2", "--head-dim=64", "--vocab-from", str(demo_gguf)]
+    subprocess.run(command, check=True, cwd=repository, env={"PYTHONPATH": str(repository)})
+    convert(tmp_path / "random.gguf", tmp_path / "plain.lmpack")
+    convert(tmp_path / "random.gguf", tmp_path / "reference.lmpack", reference=True)
+    wanted = logits_of(tmp_path / "plain.lmpack", io="direct")
+    for io in ("direct", "mmap"):
+        assert np.array_equal(wanted, logits_of(tmp_path / "reference.lmpack", io=io))
+
+
+# --- commands ---
+
+
+def test_it_is_not_pushed(gguf: tuple[Path, Pack, Pack]) -> None:
+    with pytest.raises(UsageError, match=r"holds no weights.*push what lmpack unpack makes of it"):
+        push(HubClient(), gguf[2].path, "owner/name")
+
+
+@pytest.mark.parametrize("extra", [{}, {"shared.bin": b""}])
+def test_it_is_not_pulled(
+    gguf: tuple[Path, Pack, Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: dict[str, bytes]
+) -> None:
+    with hub_server(monkeypatch, tmp_path) as hub:
+        hub.add("owner/name", files_below(gguf[2].path) | extra)
+        repo = HubRepo.open(HubClient(), "owner/name")
+        with pytest.raises(
+            LmpackError, match=r"owner/name: (holds no pack|manifest.json is of a pack that refers to)"
+        ):
+            pull(repo, choose_model(repo, None), tmp_path / "pulled.lmpack")
+    assert not (tmp_path / "pulled.lmpack").exists()
+
+
+@pytest.mark.parametrize("options", [["--resume"], ["--compress", "zstd"], ["--quantize", "q8_0"]])
+def test_what_needs_weights_of_its_own_is_wrong_usage(
+    gguf: tuple[Path, Pack, Pack], tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["convert", str(gguf[0]), str(tmp_path / "new.lmpack"), "--reference", *options]) == 2
+    assert "--reference writes no weights" in capsys.readouterr().err
+    assert not list(tmp_path.glob("new.*"))
+
+
+def test_quantizing_is_refused_in_python_too(gguf: tuple[Path, Pack, Pack], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--reference writes no weights"):
+        convert(
+            gguf[0], tmp_path / "new.lmpack", reference=True, quantization=Quantization.parse("q8_0", None)
+        )
+
+
+def test_there_is_nothing_to_repair(gguf: tuple[Path, Pack, Pack]) -> None:
+    src, plain, reference = gguf
+    cut(src)
+    problems = validate(reference.path).problems
+    with pytest.raises(UsageError, match=rf"holds no weights to repair; {AGAIN}"):
+        repair(reference.path, open_local_origin(plain.path, None), problems)
+
+
+def test_the_commands_take_it(
+    gguf: tuple[Path, Pack, Pack], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    src, plain, _ = gguf
+    pack = str(tmp_path / "cli.lmpack")
+    assert run(["convert", str(src), pack, "--reference"]) == 0
+    assert run(["validate", pack]) == 0
+    assert run(["validate", pack, "--source", str(src)]) == 0
+    assert run(["inspect", pack, "--residency"]) == 0
+    assert "storage    reference, weights in ../source" in capsys.readouterr().out
+    assert run(["inspect", pack, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["source"]["folder"] == "../source"
+    assert run(["warm", pack, "--json"]) == 0
+    nbytes = sum(part.nbytes for layer in plain.manifest.layers for part in layer.parts) * 4
+    assert json.loads(capsys.readouterr().out)["nbytes"] == nbytes
+    assert run(["diff", pack, str(plain.path)]) == 0
+    assert run(["unpack", pack, str(tmp_path / "unpacked.lmpack")]) == 0
+    assert plain.manifest.pack_id in capsys.readouterr().out
+    src.unlink()
+    assert run(["inspect", pack]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
