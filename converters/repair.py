@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from lmpack.reference import CONVERT_AGAIN
 from lmpack.validation import FileRange, ValidationReport, check_files, file_ranges, validate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from converters.byte_origin import ByteOrigin
     from converters.importance_matrix import ImportanceMatrix
@@ -109,27 +110,11 @@ class _Repairing:
 
     def rebuild(self, file: str) -> None:
         """Put a good file in place of a bad one; raises PackError when the origin does not have its bytes."""
-        path, nbytes = self._folder / file, self._files[file].nbytes
-        unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
-        check_space(self._folder, nbytes, 1)
-        with storage_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(unfinished, flags, 0o666)
-            try:
-                os.ftruncate(descriptor, nbytes)
-                for item in self._ranges.get(file, ()):
-                    self._fill(item, descriptor)
-                os.fsync(descriptor)
-                if path.is_dir() and not path.is_symlink():
-                    _remove_empty(path)
-                unfinished.replace(path)
-            except BaseException:
-                unfinished.unlink()
-                raise
-            finally:
-                os.close(descriptor)
-            sync_path(path.parent)
+        check_space(self._folder, self._files[file].nbytes, 1)
+        with _replacing(self._folder, file) as descriptor:
+            os.ftruncate(descriptor, self._files[file].nbytes)
+            for item in self._ranges.get(file, ()):
+                self._fill(item, descriptor)
 
     def _fill(self, item: FileRange, descriptor: int) -> None:
         if len(self._ranges[item.file]) > 1 and self._keep(item, descriptor):
@@ -259,17 +244,39 @@ def _fetch_manifest(folder: Path, origin: ByteOrigin) -> tuple[Manifest, tuple[P
         raise PackError(
             f"{origin.name}: is another pack; no file of {folder} has the bytes that its manifest wants"
         )
-    unfinished = where.with_name(where.name + UNFINISHED_SUFFIX)
-    with storage_errors(where):
-        with open(unfinished, "wb") as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
-        if where.is_dir() and not where.is_symlink():
-            _remove_empty(where)
-        unfinished.replace(where)
-        sync_path(folder)
+    with _replacing(folder, MANIFEST_FILE) as descriptor:
+        _write_all(descriptor, memoryview(raw), 0)
     return manifest, problems
+
+
+@contextmanager
+def _replacing(folder: Path, file: str) -> Iterator[int]:
+    """Give a descriptor of a new file, which takes the place of an old one when the block ends without an error.
+
+    Raises PackError when a link leads out of the pack on the way there, or a folder that is not empty is in its place.
+    """
+    path = folder / file
+    unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
+    with storage_errors(path):
+        for parent in reversed(PurePosixPath(file).parents):
+            below = folder / parent
+            if parent.name and os.path.lexists(below) and (below.is_symlink() or not below.is_dir()):
+                raise PackError(f"{below}: is a link or a file, a folder is needed here; move it away")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.unlink(missing_ok=True)  # of a repair that was killed
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            yield descriptor
+            os.fsync(descriptor)
+            if path.is_dir() and not path.is_symlink():
+                _remove_empty(path)
+            unfinished.replace(path)
+        except BaseException:
+            unfinished.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        sync_path(path.parent)
 
 
 def _remove_empty(folder: Path) -> None:

@@ -63,19 +63,18 @@ def found_files(path: Path) -> dict[str, int]:
     """Return every entry below a folder: path inside it -> bytes, SPECIAL or FOLDER."""
     found: dict[str, int] = {}
     folders = [""]
-    with storage_errors(path):
-        while folders:
-            prefix = folders.pop()
-            with os.scandir(path / prefix) as entries:
-                for entry in entries:
-                    name = prefix + entry.name
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(f"{name}/")
-                        found[name] = FOLDER
-                    elif entry.is_file(follow_symlinks=False):
-                        found[name] = entry.stat(follow_symlinks=False).st_size
-                    else:
-                        found[name] = SPECIAL
+    while folders:
+        prefix = folders.pop()
+        with storage_errors(path / prefix), os.scandir(path / prefix) as entries:
+            for entry in entries:
+                name = prefix + entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(f"{name}/")
+                    found[name] = FOLDER
+                elif entry.is_file(follow_symlinks=False):
+                    found[name] = entry.stat(follow_symlinks=False).st_size
+                else:
+                    found[name] = SPECIAL
     return found
 
 

@@ -33,11 +33,11 @@ class PartialFolder:
 
     def __init__(self, destination: Path, *, resume: bool) -> None:
         """Refuse (UsageError) what stands in the way; nothing is created yet."""
+        _refuse_existing(destination, "choose another name, or delete it first")
         self.destination = destination
         self.path = destination.with_name(destination.name + PARTIAL_SUFFIX)
         self.resume = resume
         self._created = False
-        _refuse_existing(destination, "choose another name, or delete it first")
         if not resume:
             _refuse_existing(
                 self.path, "an interrupted conversion left it: continue it with --resume, or delete it first"

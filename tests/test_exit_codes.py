@@ -95,6 +95,7 @@ def test_a_folder_that_lost_its_manifest_is_a_failure(
         "convert m.gguf ''",
         "convert m.gguf prompts.txt/m2.lmpack",
         "convert m.gguf m.lmpack",
+        "convert m.gguf /",
         "export m.lmpack ''",
         "export m.lmpack prompts.txt",
         "export m.lmpack prompts.txt/x",

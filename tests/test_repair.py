@@ -216,6 +216,51 @@ def test_a_folder_with_something_in_it_is_not_deleted(tiny_pack: TinyPack, tmp_p
     assert (tiny_pack.path / "source/config.json/mine").exists()
 
 
+@pytest.mark.parametrize("folder", ["source", "experts", "experts/L003"])
+def test_nothing_is_written_where_a_link_leads(tiny_pack: TinyPack, tmp_path: Path, folder: str) -> None:
+    shutil.copytree(tiny_pack.path, tmp_path / "copy.lmpack")
+    (tmp_path / "elsewhere").mkdir()
+    shutil.rmtree(tiny_pack.path / folder)
+    (tiny_pack.path / folder).symlink_to(tmp_path / "elsewhere")
+    report = mend(tiny_pack.path, tmp_path / "copy.lmpack")
+    assert report.repaired == ()
+    for problem in report.failed:
+        assert problem.file.startswith(folder)
+        assert f"{tiny_pack.path / folder}: is a link or a file, a folder is needed here" in problem.message
+    assert not os.listdir(tmp_path / "elsewhere")
+
+
+def test_a_file_in_place_of_a_folder_is_named(tiny_pack: TinyPack, tmp_path: Path) -> None:
+    shutil.copytree(tiny_pack.path, tmp_path / "copy.lmpack")
+    shutil.rmtree(tiny_pack.path / "source")
+    (tiny_pack.path / "source").write_bytes(b"mine")
+    report = mend(tiny_pack.path, tmp_path / "copy.lmpack")
+    assert f"{tiny_pack.path / 'source'}: is a link or a file" in report.failed[0].message
+    assert (tiny_pack.path / "source").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "shared.bin"])
+def test_what_a_killed_repair_left_is_replaced_and_a_link_of_its_name_is_not_followed(
+    tiny_pack: TinyPack, tmp_path: Path, file: str
+) -> None:
+    shutil.copytree(tiny_pack.path, tmp_path / "copy.lmpack")
+    wanted = files_below(tiny_pack.path)
+    for left in ("a link", "a file"):
+        (tiny_pack.path / file).unlink()
+        if left == "a link":
+            (tiny_pack.path / f"{file}.repair").symlink_to(tmp_path / "elsewhere")
+        else:
+            (tiny_pack.path / f"{file}.repair").write_bytes(b"half")
+        report = repair(
+            tiny_pack.path,
+            open_local_origin(tmp_path / "copy.lmpack", None),
+            validate(tiny_pack.path).problems,
+        )
+        assert report.validation.ok
+        assert files_below(tiny_pack.path) == wanted
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_the_command_repairs_and_says_what(
     tmp_path: Path, demo_gguf: Path, demo_pack: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
