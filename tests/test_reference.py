@@ -168,7 +168,7 @@ def test_both_can_move_together(gguf: tuple[Path, Pack, Pack], tmp_path: Path) -
         ("/m/a.lmpack", "/m", ".."),
         ("/m/a.lmpack", "/m/a", "../a"),
         ("/m/packs/a.lmpack", "/m/a", "../../a"),
-        ("/home/a.lmpack", "/mnt/usb", "/mnt/usb"),
+        ("/srv/a.lmpack", "/mnt/usb", "/mnt/usb"),
         ("/a.lmpack", "/mnt/usb", "/mnt/usb"),
         ("/a.lmpack", "/", "/"),
     ],
