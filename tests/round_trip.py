@@ -22,7 +22,10 @@ def files_below(folder: Path) -> dict[str, bytes]:
 
 
 def round_trip(src: Path, work: Path, *, names: Sequence[str] | None = None, jobs: int | None = None) -> Pack:
-    """Convert src into work, check the pack, export it and compare; names are the files a lone file stands for."""
+    """Convert src into work, check the pack, export it and compare; names are the files a lone file stands for.
+
+    Do so again with a pack that refers to src: it must stand for the same pack.
+    """
     path = work / "round.lmpack"
     convert(src, path, jobs=jobs)
     report = validate(path)
@@ -34,4 +37,11 @@ def round_trip(src: Path, work: Path, *, names: Sequence[str] | None = None, job
         folder = src if src.is_dir() else src.parent
         wanted = {name: (folder / name).read_bytes() for name in names or [src.name]}
     assert files_below(work / "exported") == wanted
-    return Pack.open(path)
+    pack = Pack.open(path)
+    convert(src, work / "reference.lmpack", jobs=jobs, reference=True)
+    assert Pack.open(work / "reference.lmpack").manifest.uncompressed().pack_id == pack.manifest.pack_id
+    report = validate(work / "reference.lmpack")
+    assert report.ok, report.problems
+    export(work / "reference.lmpack", work / "exported again")
+    assert files_below(work / "exported again") == wanted
+    return pack

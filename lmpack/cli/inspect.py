@@ -110,7 +110,7 @@ def _pack_document(source: str, manifest: Manifest) -> dict[str, object]:
             ],
         },
         "num_experts": manifest.num_experts,
-        "num_expert_files": len(_expert_files(manifest)),
+        "num_expert_files": 0 if manifest.is_reference else len(_expert_files(manifest)),
         "experts_nbytes": _experts_nbytes(manifest),
         "shared_nbytes": manifest.shared_file_nbytes,
         "dtypes": dict(_pack_dtypes(manifest)),
