@@ -63,9 +63,8 @@ def export(
                 )
     nbytes = sum(file.nbytes for file in files)
     check_space(dst, nbytes, len(files))
-    with CopyLanes(2) as lanes:
-        for file in files:
-            _export_file(pack, file, dst / file.name, lanes, progress or (lambda _: None))
+    for file in files:
+        _export_file(pack, file, dst / file.name, progress or (lambda _: None))
     return ExportReport(dst, tuple(file.name for file in files), nbytes, time.perf_counter() - started)
 
 
@@ -73,31 +72,33 @@ def _partial(path: Path) -> Path:
     return path.with_name(path.name + PARTIAL_SUFFIX)
 
 
-def _export_file(
-    pack: Pack, file: SourceFile, path: Path, lanes: CopyLanes, progress: Callable[[int], None]
-) -> None:
+def _export_file(pack: Pack, file: SourceFile, path: Path, progress: Callable[[int], None]) -> None:
     digest, unfinished = hashlib.sha256(), _partial(path)
+    fill = _fill_decompressed if pack.manifest.is_compressed else _fill_as_it_is
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("xb", buffering=0) as written:
-            offset = 0
-            fill = _fill_decompressed if pack.manifest.is_compressed else _fill_as_it_is
-            for buffer, nbytes in fill(pack, file, lanes):
-                view = buffer.view[:nbytes]
-                lanes.give(_HASH_LANE, buffer, partial(digest.update, view))
-                lanes.give(_WRITE_LANE, buffer, partial(_write_all, written.fileno(), view, offset))
-                buffer.release()
-                offset += nbytes
-                progress(nbytes)
-            lanes.drain()
-            os.fsync(written.fileno())
-        if digest.hexdigest() != file.sha256:
-            unfinished.unlink()
-            raise PackError(
-                f"{path}: sha256 is {digest.hexdigest()[:12]}…, the source had {file.sha256[:12]}…; the pack is "
-                f"damaged: run: lmpack validate {pack.path}"
-            )
-        unfinished.rename(path)
+            try:
+                with CopyLanes(2) as lanes:  # they end before the file is closed
+                    offset = 0
+                    for buffer, nbytes in fill(pack, file, lanes):
+                        view = buffer.view[:nbytes]
+                        lanes.give(_HASH_LANE, buffer, partial(digest.update, view))
+                        lanes.give(_WRITE_LANE, buffer, partial(_write_all, written.fileno(), view, offset))
+                        buffer.release()
+                        offset += nbytes
+                        progress(nbytes)
+                    lanes.drain()
+                os.fsync(written.fileno())
+                if digest.hexdigest() != file.sha256:
+                    raise PackError(
+                        f"{path}: sha256 is {digest.hexdigest()[:12]}…, the source had {file.sha256[:12]}…; the pack "
+                        f"is damaged: run: lmpack validate {pack.path}"
+                    )
+                unfinished.rename(path)
+            except BaseException:
+                unfinished.unlink(missing_ok=True)
+                raise
         sync_path(path.parent)
 
 

@@ -23,6 +23,7 @@ JOURNAL_FILE = "journal"
 REPLACEMENT_SUFFIX = ".new"
 """What is added to a file's name while another form of it is written beside it."""
 _UNFINISHED_MANIFEST = MANIFEST_FILE + PARTIAL_SUFFIX
+RESUME_IT = "an interrupted conversion left it: continue it with --resume, or delete it first"
 
 
 class PartialFolder:
@@ -31,17 +32,15 @@ class PartialFolder:
     With resume the folder of an interrupted run is taken over as it is; without, one that exists is refused.
     """
 
-    def __init__(self, destination: Path, *, resume: bool) -> None:
-        """Refuse (UsageError) what stands in the way; nothing is created yet."""
+    def __init__(self, destination: Path, *, resume: bool, advice: str = RESUME_IT) -> None:
+        """Refuse (UsageError) what stands in the way, a partial folder with advice; nothing is created yet."""
         _refuse_existing(destination, "choose another name, or delete it first")
         self.destination = destination
         self.path = destination.with_name(destination.name + PARTIAL_SUFFIX)
         self.resume = resume
         self._created = False
         if not resume:
-            _refuse_existing(
-                self.path, "an interrupted conversion left it: continue it with --resume, or delete it first"
-            )
+            _refuse_existing(self.path, advice)
 
     def create(self) -> None:
         """Make the folder, once; raises StorageError when it has appeared meanwhile and is not to be resumed."""

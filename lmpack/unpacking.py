@@ -56,7 +56,9 @@ def unpack(
     manifest = pack.manifest.uncompressed()
     files = expected_files(manifest)
     nbytes = sum(file.nbytes for file in files.values())
-    folder = PartialFolder(Path(dst), resume=False)
+    folder = PartialFolder(
+        Path(dst), resume=False, advice="a command that was killed left it; delete it first"
+    )
     check_space(Path(dst), nbytes, len(files) + len(manifest.layers))
     folder.create()
     try:

@@ -122,6 +122,21 @@ def test_a_shell_completes_commands_and_options() -> None:
     assert ended.stdout == "plain,validate\n"
 
 
+def test_a_current_folder_that_was_deleted_is_an_error_of_one_line(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    script = 'rmdir "$PWD"; exec "$@"'
+    ended = subprocess.run(
+        ["sh", "-c", script, "sh", *LMPACK, "--version"],
+        cwd=tmp_path / "gone",
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert ended.stderr == "lmpack: error: the current folder has been deleted; change to another one\n"
+
+
 def test_ctrl_c_ends_with_exit_code_130_and_no_traceback() -> None:
     # A shell's background job ignores SIGINT, and so do its children.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from converters.conversion import convert
 from lmpack.validation import validate
 from tests.round_trip import files_below
 from tests.test_validation import flip
@@ -135,6 +136,30 @@ def test_a_file_in_the_way_of_the_destination_is_named(tmp_path: Path, demo_gguf
     result = lmpack("convert", demo_gguf, tmp_path / "file" / "m.lmpack")
     assert result.returncode == 2
     assert f"{tmp_path / 'file'} is a file, not a folder (see: lmpack convert --help)\n" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        ("export", "tiny-Q4_K_M.gguf.partial"),
+        ("unpack", "out.partial/experts/L003/E0000.bin"),
+        ("unpack", "out.partial/shared.bin"),
+    ],
+)
+def test_what_an_export_or_an_unpacking_has_written_makes_room_again(
+    mount: Callable[..., Path], demo_gguf: Path, tmp_path: Path, command: str, file: str
+) -> None:
+    drive, pack = mount("size=40m"), tmp_path / "z.lmpack"
+    convert(demo_gguf, pack, compression_level=1)
+    dst, filler = drive / "out", drive / "filler"
+    script = ("-c", WHILE_ANOTHER_FILLS_THE_DRIVE, file, str(filler))
+    full = lmpack(command, pack, dst, script=script)
+    assert full.returncode == 1
+    assert "no space (or inodes) left on the drive; free some and run it again" in full.stderr
+    assert full.stderr.count("\n") == 1
+    filler.unlink()
+    assert list(files_below(drive)) == []
+    assert lmpack(command, pack, dst).returncode == 0
 
 
 @pytest.fixture

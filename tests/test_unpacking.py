@@ -74,6 +74,12 @@ def test_what_cannot_be_unpacked_is_refused_and_leaves_nothing(
         unpack(packs[0], tmp_path / "again.lmpack")
     with pytest.raises(UsageError, match="exists"):
         unpack(compressed, compressed.path)
+    (tmp_path / "broken.lmpack.partial").mkdir()
+    with pytest.raises(
+        UsageError, match=r"partial: exists; a command that was killed left it; delete it first"
+    ):
+        unpack(compressed, tmp_path / "broken.lmpack")
+    (tmp_path / "broken.lmpack.partial").rmdir()
     flip(compressed.path / KEY.file, 100)
     with pytest.raises(PackError, match=rf"{KEY.file}: .*; run: lmpack validate"):
         unpack(compressed, tmp_path / "broken.lmpack")

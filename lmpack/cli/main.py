@@ -16,7 +16,7 @@ from click.shell_completion import shell_complete
 from lmpack import __version__
 from lmpack.cli.report import one_line
 from lmpack.cli.standard_streams import drop_refused_output, use_utf8
-from lmpack.errors import LmpackError
+from lmpack.errors import LmpackError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,6 +115,10 @@ def run(args: Sequence[str]) -> int:
 def main() -> None:
     """The `lmpack` command."""
     use_utf8()
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        sys.exit(_fail("the current folder has been deleted; change to another one", UsageError.exit_code))
     # torch's and ggml's idle threads would spin against each other: 50 times slower where another program runs
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if "_LMPACK_COMPLETE" in os.environ:  # a shell asks how a command line could go on
