@@ -90,7 +90,7 @@ def simulate(
     prefill = decode = CacheFigures()
     for demand in demands:
         missing = [key for key in demand.keys if key not in resident]
-        for key in demand.keys:
+        for key in reversed(demand.keys):
             if key in resident:
                 policy.touch(key)
         num_evicted = 0
@@ -101,7 +101,7 @@ def simulate(
                 resident.remove(victim)
                 num_evicted += 1
             resident.add(key)
-        for key in missing:
+        for key in reversed(missing):
             policy.touch(key)
         figures = CacheFigures(len(demand.keys) - len(missing), len(missing), num_evicted)
         if demand.is_decode:

@@ -99,7 +99,8 @@ class ExpertCache:
         """Find a slot for each of these experts of one layer and start to read those that are not resident.
 
         No expert of the call has to go for another; what arrives stays until the next fetch begins. One fetch at
-        a time: one that an interrupt left open is abandoned. Raises BudgetError when they are more than `capacity`.
+        a time: one that an interrupt left open is abandoned. The policy hears of the last one first: the experts
+        should be in the order of their worth. Raises BudgetError when they are more than `capacity`.
         """
         if self._open is not None:
             self._end(self._open, False)
@@ -113,7 +114,7 @@ class ExpertCache:
         self.bytes_asked += len(wanted) * residents.stride
         if residents.guesses:
             missing = [expert for expert in missing if not self._use_guess(residents, expert)]
-        for expert in wanted:
+        for expert in reversed(wanted):
             if expert in slots:
                 policy.touch(keys[expert])
         fetch = Fetch(experts, self._end, self._clock)
@@ -243,9 +244,8 @@ class ExpertCache:
         reads, fetch.waited_s = fetch.reads, 0.0
         if whole:
             self.hits += fetch.num_hits
-            reads.reverse()
             while reads:
-                read = reads.pop()
+                read = reads.pop()  # the last one first
                 residents = self._layers[read.key.layer]
                 residents.slots[read.key.expert] = read.slot
                 residents.policy.touch(read.key)

@@ -121,7 +121,7 @@ def test_an_eviction_whose_copies_are_held_back_spoils_nothing(
 
 def test_what_comes_back_before_its_way_out_has_ended_is_whole(open_tiers: Callable[..., Tiers]) -> None:
     tiers = open_tiers(5, 2)
-    tiers.fetch(0, 0, 1, 2, 3)
+    tiers.fetch(0, 3, 2, 1, 0)  # 0 will be the first to go
     tiers.copies.hold_back()
     tiers.cache.begin(3, [0])
     assert tiers.in_ram(0) == [0]

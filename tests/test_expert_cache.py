@@ -245,7 +245,7 @@ def _simulated(
         if len(wanted) > slots[layout]:
             continue
         missing = [key for key in wanted if key not in resident[layout]]
-        for key in wanted:
+        for key in reversed(wanted):
             if key not in missing:
                 policies[layout].touch(key)
                 hits += 1
@@ -254,7 +254,7 @@ def _simulated(
             policies[layout].forget(victim)
             resident[layout].remove(victim)
             evictions += 1
-        for key in missing:
+        for key in reversed(missing):
             policies[layout].touch(key)
             resident[layout].add(key)
             misses += 1
