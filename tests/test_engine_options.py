@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,13 @@ def test_enough_ram_is_taken_as_it_is(demo_pack: Path) -> None:
     shown = told(demo_pack, "--ram", "450MiB")
     assert f"budget {format_nbytes(450 * MIB)}" in shown
     assert "--ram" not in shown
+
+
+def test_more_threads_than_processors_are_said(demo_pack: Path) -> None:
+    num_processors = len(os.sched_getaffinity(0))
+    assert "--threads" not in told(demo_pack, "--threads", str(num_processors))
+    shown = told(demo_pack, "--threads", str(num_processors + 1))
+    assert f"--threads {num_processors + 1}: this process may use {num_processors} processor" in shown
 
 
 @pytest.mark.parametrize(

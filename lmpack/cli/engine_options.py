@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import click
 
 from lmpack.byte_size import format_nbytes, parse_byte_size
 from lmpack.errors import BudgetError, UsageError
+from lmpack.plural import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,6 +71,13 @@ class EngineOptions:
             if self.ram is None and self.vram is None:
                 raise
             raise UsageError(str(error)) from error
+        num_processors = len(os.sched_getaffinity(0))
+        if engine.num_threads > num_processors:
+            click.echo(
+                f"--threads {engine.num_threads}: this process may use {counted(num_processors, 'processor')}, and "
+                "threads that wait for one make a run many times slower",
+                err=True,
+            )
         if announce:
             click.echo(
                 f"{engine.pack.path.name}: {engine.tiers.describe()}; "
