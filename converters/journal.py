@@ -8,13 +8,11 @@ there. A crash may lose or tear lines: what is not in here is read from the sour
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import re
 from typing import TYPE_CHECKING, Self
 
-from lmpack.drive import storage_errors
+from lmpack.drive import storage_errors, try_lock
 from lmpack.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,9 +21,6 @@ if TYPE_CHECKING:
 
 _HEADER = "lmpack journal 1, layout "
 _LINE = re.compile(r"file (\d{1,9}) (\S+)|batch (\d{1,9}) (\d{1,18}) (\d{1,18}) ([0-9a-f]{64})", re.ASCII)
-
-_CANNOT_LOCK = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
-"""A file system that has no locks is as good as one on which nobody else converts to the same name."""
 
 Batches = dict[tuple[int, int], str]  # (offset, nbytes) in a source file -> SHA-256 of the file up to there
 
@@ -72,13 +67,9 @@ class Journal:
         self._append(f"batch {number} {offset} {nbytes} {sha256}\n")
 
     def _lock(self) -> None:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"{self._path.parent}: another conversion is writing it; wait for it") from None
-        except OSError as error:
-            if error.errno not in _CANNOT_LOCK:
-                raise
+        with storage_errors(self._path):
+            if not try_lock(self._descriptor):
+                raise UsageError(f"{self._path.parent}: another conversion is writing it; wait for it")
 
     def _append(self, line: str) -> None:
         with storage_errors(self._path):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from converters.recompression import Recompression
 from converters.source_map import SourceMap, SourcePiece
-from lmpack.drive import check_space, read_into, storage_errors, sync_path
+from lmpack.drive import check_space, read_into, storage_errors, sync_path, try_lock
 from lmpack.dtype import dtype_nbytes
 from lmpack.errors import CheckpointError, ManifestError, PackError, StorageError, UsageError
 from lmpack.manifest import MANIFEST_FILE, MAX_MANIFEST_NBYTES, Manifest
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from converters.importance_matrix import ImportanceMatrix
     from converters.source_map import RangeContents
 
-UNFINISHED_SUFFIX = ".repair"
+UNFINISHED_FILE = "unfinished.repair"
+"""Where the pack has a file that is not good yet."""
 READ_NBYTES = 8 << 20
 
 
@@ -67,22 +68,24 @@ def repair(
         )
     repaired: list[str] = []
     failed: list[Problem] = []
-    if any(problem.file == MANIFEST_FILE for problem in problems):
-        manifest, problems = _fetch_manifest(folder, origin)
-        repaired.append(MANIFEST_FILE)
-    else:
-        manifest = read_manifest(folder)
-    if manifest.is_reference:
-        raise UsageError(f"{folder}: holds no weights to repair; {CONVERT_AGAIN}")
-    expected = expected_files(manifest)
-    keys = {problem.file: problem.key for problem in problems if problem.file in expected}
-    repairing = _Repairing(folder, manifest, origin, frozenset(keys), imatrix)
-    for file, key in keys.items():
-        try:
-            repairing.rebuild(file)
-            repaired.append(file)
-        except (PackError, CheckpointError) as error:
-            failed.append(Problem(file, key, str(error)))
+    with _alone(folder):
+        (folder / UNFINISHED_FILE).unlink(missing_ok=True)  # of a repair that was killed
+        if any(problem.file == MANIFEST_FILE for problem in problems):
+            manifest, problems = _fetch_manifest(folder, origin)
+            repaired.append(MANIFEST_FILE)
+        else:
+            manifest = read_manifest(folder)
+        if manifest.is_reference:
+            raise UsageError(f"{folder}: holds no weights to repair; {CONVERT_AGAIN}")
+        expected = expected_files(manifest)
+        keys = {problem.file: problem.key for problem in problems if problem.file in expected}
+        repairing = _Repairing(folder, manifest, origin, frozenset(keys), imatrix)
+        for file, key in keys.items():
+            try:
+                repairing.rebuild(file)
+                repaired.append(file)
+            except (PackError, CheckpointError) as error:
+                failed.append(Problem(file, key, str(error)))
     return RepairReport(tuple(repaired), tuple(failed), validate(folder, jobs=jobs, progress=progress))
 
 
@@ -250,26 +253,37 @@ def _fetch_manifest(folder: Path, origin: ByteOrigin) -> tuple[Manifest, tuple[P
 
 
 @contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other repairs of this pack out; raises UsageError when there is one already."""
+    with storage_errors(folder):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if not try_lock(descriptor):
+                raise UsageError(f"{folder}: another repair of it is running; wait for it")
+            yield
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
 def _replacing(folder: Path, file: str) -> Iterator[int]:
     """Give a descriptor of a new file, which takes the place of an old one when the block ends without an error.
 
     Raises PackError when a link leads out of the pack on the way there, or a folder that is not empty is in its place.
     """
-    path = folder / file
-    unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
+    path, unfinished = folder / file, folder / UNFINISHED_FILE
     with storage_errors(path):
         for parent in reversed(PurePosixPath(file).parents):
             below = folder / parent
             if parent.name and os.path.lexists(below) and (below.is_symlink() or not below.is_dir()):
                 raise PackError(f"{below}: is a link or a file, a folder is needed here; move it away")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.unlink(missing_ok=True)  # of a repair that was killed
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             yield descriptor
             os.fsync(descriptor)
             if path.is_dir() and not path.is_symlink():
                 _remove_empty(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
             unfinished.replace(path)
         except BaseException:
             unfinished.unlink()

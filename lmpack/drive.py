@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -29,6 +30,8 @@ _ADVICE = {
     errno.EMFILE: "too many open files; raise the limit with: ulimit -n 65536",
     errno.EIO: "the drive reports an input/output error; check it before you trust it",
 }
+
+_CANNOT_LOCK = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
 
 
 def existing_parent(path: Path) -> Path:
@@ -91,6 +94,21 @@ def storage_errors(path: Path | str) -> Iterator[None]:
 def advice(error: OSError) -> str:
     """Say what the operating system refused, and what to do about it."""
     return _ADVICE.get(error.errno or 0, error.strerror or str(error))
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file or folder until it is closed; tell whether nobody else holds it.
+
+    A file system that knows no locks says that nobody does.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _CANNOT_LOCK:
+            raise
+    return True
 
 
 def sync_tree(path: Path) -> None:

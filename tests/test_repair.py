@@ -14,7 +14,7 @@ from converters.byte_origin import open_local_origin
 from converters.conversion import convert
 from converters.repair import RepairReport, repair
 from lmpack.cli.main import run
-from lmpack.errors import PackError
+from lmpack.errors import PackError, UsageError
 from lmpack.pack import read_manifest
 from lmpack.validation import validate
 from tests.gguf_fixtures import METADATA, gguf_bytes, moe_tensors, write_shards
@@ -230,6 +230,36 @@ def test_nothing_is_written_where_a_link_leads(tiny_pack: TinyPack, tmp_path: Pa
     assert not os.listdir(tmp_path / "elsewhere")
 
 
+def test_two_repairs_of_one_pack_do_not_mix(tiny_pack: TinyPack, tmp_path: Path) -> None:
+    shutil.copytree(tiny_pack.path, tmp_path / "copy.lmpack")
+    origin = open_local_origin(tmp_path / "copy.lmpack", None)
+    flip(tiny_pack.path / "experts/L003/E0001.bin", 9)
+    problems = validate(tiny_pack.path).problems
+    refused = []
+
+    class RepairingToo:
+        name, is_pack = origin.name, True
+
+        def nbytes(self, file: str) -> int:
+            return origin.nbytes(file)
+
+        def read(self, file: str, offset: int, view: memoryview) -> None:
+            with pytest.raises(UsageError, match="another repair of it is running; wait for it"):
+                repair(tiny_pack.path, origin, problems)
+            refused.append(file)
+            origin.read(file, offset, view)
+
+    assert repair(tiny_pack.path, RepairingToo(), problems).validation.ok
+    assert refused
+
+
+def test_a_repair_that_fails_makes_no_folders(tiny_pack: TinyPack, tmp_path: Path) -> None:
+    (tmp_path / "src.gguf").write_bytes(gguf_bytes(moe_tensors(), METADATA))
+    shutil.rmtree(tiny_pack.path / "experts")
+    assert mend(tiny_pack.path, tmp_path / "src.gguf").repaired == ()
+    assert not (tiny_pack.path / "experts").exists()
+
+
 def test_a_file_in_place_of_a_folder_is_named(tiny_pack: TinyPack, tmp_path: Path) -> None:
     shutil.copytree(tiny_pack.path, tmp_path / "copy.lmpack")
     shutil.rmtree(tiny_pack.path / "source")
@@ -248,9 +278,9 @@ def test_what_a_killed_repair_left_is_replaced_and_a_link_of_its_name_is_not_fol
     for left in ("a link", "a file"):
         (tiny_pack.path / file).unlink()
         if left == "a link":
-            (tiny_pack.path / f"{file}.repair").symlink_to(tmp_path / "elsewhere")
+            (tiny_pack.path / "unfinished.repair").symlink_to(tmp_path / "elsewhere")
         else:
-            (tiny_pack.path / f"{file}.repair").write_bytes(b"half")
+            (tiny_pack.path / "unfinished.repair").write_bytes(b"half")
         report = repair(
             tiny_pack.path,
             open_local_origin(tmp_path / "copy.lmpack", None),
