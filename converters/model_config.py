@@ -6,6 +6,7 @@ containers of one model both say a thing, they say the same.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -259,13 +260,18 @@ def _put(config: dict[str, ConfigValue], key: str, value: Any, *, is_float32: bo
         value = float(str(np.float32(value)))  # 1e-06, as the model's author wrote it
     if isinstance(value, list):
         value = _list(value)
-    if isinstance(value, bool | int | str | list) or (isinstance(value, float) and np.isfinite(value)):
+    if isinstance(value, list) or _is_scalar(value):
         config[key] = value
+
+
+def _is_scalar(value: Any) -> bool:
+    """Tell whether a manifest can hold it: JSON has no infinity, though 2e308 in a config.json becomes one."""
+    return isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _list(values: Iterable[Any]) -> Any:
     """Return a list of scalars, or their one value when all are equal (a number for each layer, say)."""
     found = list(values)
-    if not found or not all(isinstance(value, bool | int | float | str) for value in found):
+    if not found or not all(map(_is_scalar, found)):
         return None
     return found[0] if all(value == found[0] for value in found) else found

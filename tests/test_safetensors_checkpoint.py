@@ -11,7 +11,9 @@ import pytest
 from safetensors import safe_open
 
 from converters.checkpoint import open_checkpoint
+from converters.conversion import convert
 from lmpack.errors import CheckpointError, LmpackError, UnsupportedError, UsageError
+from lmpack.pack import read_manifest
 from tests.safetensors_fixtures import (
     CONFIG,
     SMALL_FILES,
@@ -245,6 +247,15 @@ def test_the_config_is_that_of_config_json(tmp_path: Path) -> None:
     assert description.config["num_experts"] == 4
     assert description.config["moe_intermediate_size"] == 64  # from the experts' shapes
     assert json.loads((tmp_path / "m" / "config.json").read_text()) == CONFIG
+
+
+@pytest.mark.parametrize("value", ["2e308", "NaN", '[2e308, ""]', "[1.0, -Infinity]"])
+def test_a_number_that_is_not_finite_is_left_out_of_the_config(tmp_path: Path, value: str) -> None:
+    folder = write_hf_folder(tmp_path / "m", HALVES)
+    text = json.dumps(CONFIG | {"rms_norm_eps": "HERE"}).replace('"HERE"', value)
+    (folder / "config.json").write_text(text)
+    convert(folder, tmp_path / "m.lmpack")
+    assert "rms_norm_eps" not in read_manifest(tmp_path / "m.lmpack").config
 
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
