@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
@@ -16,7 +17,7 @@ from converters.hub_download import download_all, missing_nbytes
 from converters.hub_model import indexed_weights, left_out_files
 from converters.hub_source import HubSource
 from lmpack.alignment import DEFAULT_PAGE_SIZE
-from lmpack.drive import check_space, existing_parent, storage_errors, sync_path, sync_tree
+from lmpack.drive import alone_in, check_space, existing_parent, storage_errors, sync_path, sync_tree
 from lmpack.errors import HubError, PackError, UsageError
 from lmpack.layer_entry import lay_out_parts
 from lmpack.manifest import MANIFEST_FILE, MAX_MANIFEST_NBYTES, PROFILES_FOLDER, Manifest
@@ -84,22 +85,29 @@ def pull(
     folder = download_folder(dst)
     left_out: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    if model.kind == "pack":
-        pulled: Manifest | ConversionReport = _pull_pack(repo, model, dst, folder, count)
-    else:
-        weights = indexed_weights(repo, model) if model.kind == "safetensors" else model.weights
-        left_out = left_out_files(repo, model, weights)
-        pulled, missing = _pull_checkpoint(
-            repo,
-            weights,
-            model.others,
-            dst,
-            folder,
-            None if discard_source else HubCache(repo, cache_folder),
-            page_size,
-            jobs,
-            count,
-        )
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with alone_in(folder, "another pull is fetching into it; wait for it"):
+        try:
+            if model.kind == "pack":
+                pulled: Manifest | ConversionReport = _pull_pack(repo, model, dst, folder, count)
+            else:
+                weights = indexed_weights(repo, model) if model.kind == "safetensors" else model.weights
+                left_out = left_out_files(repo, model, weights)
+                pulled, missing = _pull_checkpoint(
+                    repo,
+                    weights,
+                    model.others,
+                    dst,
+                    folder,
+                    None if discard_source else HubCache(repo, cache_folder),
+                    page_size,
+                    jobs,
+                    count,
+                )
+        finally:
+            with suppress(OSError):  # there is something in it, or it has become the pack
+                folder.rmdir()
     shutil.rmtree(folder, ignore_errors=True)
     return PullReport(
         path=dst,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from converters.recompression import Recompression
 from converters.source_map import SourceMap, SourcePiece
-from lmpack.drive import check_space, read_into, storage_errors, sync_path, try_lock
+from lmpack.drive import alone_in, check_space, read_into, storage_errors, sync_path
 from lmpack.dtype import dtype_nbytes
 from lmpack.errors import CheckpointError, ManifestError, PackError, StorageError, UsageError
 from lmpack.manifest import MANIFEST_FILE, MAX_MANIFEST_NBYTES, Manifest
@@ -68,7 +68,7 @@ def repair(
         )
     repaired: list[str] = []
     failed: list[Problem] = []
-    with _alone(folder):
+    with alone_in(folder, "another repair of it is running; wait for it"):
         (folder / UNFINISHED_FILE).unlink(missing_ok=True)  # of a repair that was killed
         if any(problem.file == MANIFEST_FILE for problem in problems):
             manifest, problems = _fetch_manifest(folder, origin)
@@ -250,19 +250,6 @@ def _fetch_manifest(folder: Path, origin: ByteOrigin) -> tuple[Manifest, tuple[P
     with _replacing(folder, MANIFEST_FILE) as descriptor:
         _write_all(descriptor, memoryview(raw), 0)
     return manifest, problems
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep other repairs of this pack out; raises UsageError when there is one already."""
-    with storage_errors(folder):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            if not try_lock(descriptor):
-                raise UsageError(f"{folder}: another repair of it is running; wait for it")
-            yield
-        finally:
-            os.close(descriptor)
 
 
 @contextmanager

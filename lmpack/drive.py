@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lmpack.byte_size import format_nbytes
-from lmpack.errors import LmpackError, StorageError
+from lmpack.errors import LmpackError, StorageError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,6 +109,19 @@ def try_lock(descriptor: int) -> bool:
         if error.errno not in _CANNOT_LOCK:
             raise
     return True
+
+
+@contextmanager
+def alone_in(folder: Path, refusal: str) -> Iterator[None]:
+    """Hold a folder's lock during the block; raises UsageError with the refusal when another process or call does."""
+    with storage_errors(folder):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if not try_lock(descriptor):
+                raise UsageError(f"{folder}: {refusal}")
+            yield
+        finally:
+            os.close(descriptor)
 
 
 def sync_tree(path: Path) -> None:

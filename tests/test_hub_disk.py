@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import pytest
 
 from converters.hub_client import HubClient
 from converters.hub_model import choose_model
-from converters.hub_pull import pull
+from converters.hub_pull import download_folder, pull
 from converters.hub_repo import HubRepo
-from lmpack.errors import HubError
+from lmpack.errors import HubError, UsageError
 from lmpack.validation import validate
 from tests.hub_server import Fault, HubServer, hub_server
 from tests.safetensors_fixtures import moe_tensors, safetensors_bytes
@@ -123,3 +124,30 @@ def test_a_discarded_shard_that_is_in_the_pack_is_not_fetched_again(
     report = pull(repo, choose_model(repo, None), tmp_path / "m.lmpack", discard_source=True)
     assert report.downloaded_nbytes == len(shards[third])
     assert validate(tmp_path / "m.lmpack").ok
+
+
+@pytest.mark.parametrize("discard_source", [True, False], ids=["discarded", "kept"])
+def test_two_pulls_to_one_name_do_not_mix(
+    hub: HubServer, tmp_path: Path, shards: dict[str, bytes], discard_source: bool
+) -> None:
+    hub.add(REPO, shards)
+    repo = HubRepo.open(HubClient(), REPO)
+    again = partial(
+        pull,
+        repo,
+        choose_model(repo, None),
+        tmp_path / "m.lmpack",
+        discard_source=discard_source,
+        cache_folder=tmp_path / "cache",
+    )
+    refused = []
+
+    def second(_: int) -> None:
+        with pytest.raises(UsageError, match=r"m\.lmpack\.download: another pull is fetching into it; wait"):
+            again()
+        refused.append(1)
+
+    again(progress=second)
+    assert refused
+    assert validate(tmp_path / "m.lmpack").ok
+    assert not download_folder(tmp_path / "m.lmpack").exists()
