@@ -19,6 +19,7 @@ from converters.pack_extent import Extent, extent_pieces, read_extents, source_e
 from lmpack.decompression import Decompressor
 from lmpack.drive import check_space, storage_errors, sync_path
 from lmpack.errors import PackError, StorageError, UnsupportedError, UsageError
+from lmpack.manifest import MANIFEST_FILE
 from lmpack.pack import Pack
 
 if TYPE_CHECKING:
@@ -46,14 +47,19 @@ def export(
 ) -> ExportReport:
     """Write the source files of a pack into the folder dst; progress gets the number of bytes just read.
 
-    Raises UnsupportedError for a pack that is not reproducible, UsageError when one of the files exists there, PackError when a file does not come out with the source's
-    SHA-256 (nothing is left under its name then), StorageError when the drive refuses.
+    Raises UnsupportedError for a pack that is not reproducible, UsageError when one of the files exists there or the
+    folder is a pack's, PackError when a file does not come out with the source's SHA-256 (nothing is left under its
+    name then), StorageError when the drive refuses.
     """
     started = time.perf_counter()
     pack = pack if isinstance(pack, Pack) else Pack.open(pack)
     if not pack.manifest.reproducible:
         raise UnsupportedError(f"{pack.path}: cannot give its source back: {pack.manifest.reason}")
     dst = Path(dst)
+    if dst.resolve().is_relative_to(pack.path.resolve()) or (dst / MANIFEST_FILE).exists():
+        raise UsageError(
+            f"{dst}: belongs to a pack, which has no room for other files; choose another folder"
+        )
     files = pack.manifest.source.files
     for file in files:
         for path in (dst / file.name, _partial(dst / file.name)):

@@ -23,6 +23,7 @@ JOURNAL_FILE = "journal"
 REPLACEMENT_SUFFIX = ".new"
 """What is added to a file's name while another form of it is written beside it."""
 _UNFINISHED_MANIFEST = MANIFEST_FILE + PARTIAL_SUFFIX
+DELETE_IT = "a command that was killed left it; delete it first"
 RESUME_IT = "an interrupted conversion left it: continue it with --resume, or delete it first"
 
 

@@ -18,7 +18,7 @@ from lmpack.expert_key import ExpertKey
 from lmpack.manifest import PROFILES_FOLDER, SHARED_FILE
 from lmpack.pack import Pack, map_file
 from lmpack.pack_files import expected_files, found_files
-from lmpack.partial_folder import PartialFolder
+from lmpack.partial_folder import DELETE_IT, PartialFolder
 from lmpack.reference_check import referenced_nbytes
 from lmpack.storage import RAW_STORAGE
 
@@ -56,9 +56,7 @@ def unpack(
     manifest = pack.manifest.uncompressed()
     files = expected_files(manifest)
     nbytes = sum(file.nbytes for file in files.values())
-    folder = PartialFolder(
-        Path(dst), resume=False, advice="a command that was killed left it; delete it first"
-    )
+    folder = PartialFolder(Path(dst), resume=False, advice=DELETE_IT)
     check_space(Path(dst), nbytes, len(files) + len(manifest.layers))
     folder.create()
     try:

@@ -28,8 +28,8 @@ class ExpertCache:
 
     Called from one thread at a time. `hits` and `misses` count an expert once per fetch that asks for it, a guess
     that is still on its way as a miss; `bytes_asked` is what those experts take, resident or not; `bytes_read` is
-    what reads took from the drive, those of guesses included, `read_s` the seconds by `clock` that fetches waited. A guess counts as useful when it is asked for, as wasted when it was
-    read and goes before that.
+    what reads took from the drive, those of guesses included, `read_s` the seconds by `clock` that fetches waited. A
+    guess counts as useful when it is asked for, as wasted when it was read and goes before that.
     """
 
     def __init__(

@@ -36,7 +36,8 @@ class ExpertStore(Protocol):
     def read(self, key: ExpertKey, slot: int) -> int:
         """Read an expert into the slot it acquired; several threads may read at once, each another slot.
 
-        Returns how many bytes came from the drive. Raises StorageError, which names layer and expert, when it cannot be read; the store goes on working.
+        Returns how many bytes came from the drive. Raises StorageError, which names layer and expert, when it cannot
+        be read; the store goes on working.
         """
 
     def release(self, key: ExpertKey, slot: int) -> None:

@@ -12,6 +12,7 @@ from converters.conversion import convert
 from converters.export import export
 from lmpack.cli.export import command
 from lmpack.errors import PackError, UsageError
+from lmpack.validation import validate
 from tests.gguf_fixtures import METADATA, gguf_bytes, moe_tensors
 from tests.round_trip import round_trip
 
@@ -58,6 +59,14 @@ def test_a_file_that_exists_is_never_overwritten(tmp_path: Path, pack: Path) -> 
     with pytest.raises(UsageError, match=r"m\.gguf: exists, and export overwrites nothing"):
         export(pack, tmp_path / "out")
     assert (tmp_path / "out" / "m.gguf").read_text() == "mine"
+
+
+@pytest.mark.parametrize("folder", ["m.lmpack", "m.lmpack/experts/new", "other.lmpack"])
+def test_nothing_is_exported_into_a_pack(tmp_path: Path, source: Path, pack: Path, folder: str) -> None:
+    convert(source, tmp_path / "other.lmpack")
+    with pytest.raises(UsageError, match=f"{folder}: belongs to a pack"):
+        export(pack, tmp_path / folder)
+    assert validate(pack).ok
 
 
 @pytest.mark.parametrize("file", ["experts/L001/E0002.bin", "shared.bin", "source/m.gguf.rest"])

@@ -113,6 +113,14 @@ def test_a_stranger_finds_every_byte_by_the_segments(packs: tuple[Path, Pack, Pa
         assert hashlib.sha256(raw).hexdigest() == tensor["sha256"]
 
 
+def test_what_a_killed_conversion_left_is_to_be_deleted(
+    packs: tuple[Path, Pack, Pack], tmp_path: Path
+) -> None:
+    (tmp_path / "m.lmpack.partial").mkdir()
+    with pytest.raises(UsageError, match=r"m\.lmpack\.partial: exists; .* killed left it; delete it first"):
+        convert(packs[0], tmp_path / "m.lmpack", reference=True)
+
+
 def test_two_conversions_give_the_same_pack(packs: tuple[Path, Pack, Pack], tmp_path: Path) -> None:
     convert(packs[0], tmp_path / "again.lmpack", reference=True, jobs=5)
     assert files_below(tmp_path / "again.lmpack") == files_below(packs[2].path)
