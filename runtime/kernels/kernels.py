@@ -74,7 +74,8 @@ class Kernels(Protocol):
 
 
 def load_kernels(name: str, *, num_threads: int, device: str = "cpu") -> Kernels:
-    """The kernels called "torch" or "ggml"; "auto" is ggml on the CPU where its library is there, else torch.
+    """The kernels called "torch" or "ggml"; "auto" is ggml on the CPU where its library is there, else torch,
+    whose name then says what is wrong with ggml's.
 
     UnsupportedError when "ggml" is asked for by name and cannot be loaded; the message says why.
     """
@@ -90,15 +91,15 @@ def load_kernels(name: str, *, num_threads: int, device: str = "cpu") -> Kernels
     if name == "auto":
         try:
             return _ggml_kernels(num_threads)
-        except UnsupportedError:
-            return _torch_kernels(num_threads)  # its name says so in every report
+        except UnsupportedError as error:
+            return _torch_kernels(num_threads, str(error))
     raise UsageError(f"no kernels are called {name!r}; expected auto, torch or ggml")
 
 
-def _torch_kernels(num_threads: int) -> Kernels:
+def _torch_kernels(num_threads: int, reason: str = "") -> Kernels:
     from runtime.kernels.torch_kernels import TorchKernels
 
-    return TorchKernels(num_threads)
+    return TorchKernels(num_threads, reason)
 
 
 def _ggml_kernels(num_threads: int) -> Kernels:

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 class TorchKernels:
     """Simple enough to be the oracle of the others; computes as a block goes along."""
 
-    name = "torch"
-
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, num_threads: int, reason: str = "") -> None:
+        """`reason` says why it is not another one that was asked for."""
+        self.name = f"torch ({reason})" if reason else "torch"
         self.num_threads = num_threads
 
     def run(self, block: Block, *inputs: Tensor, step: Step | None = None) -> Tensor:
