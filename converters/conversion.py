@@ -6,7 +6,6 @@ The result does not depend on the number of threads, nor on how often the conver
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -129,7 +128,7 @@ def convert(
             writer.planned_num_files + len(checkpoint.files) - used_files,
         )
         folder.create()
-        kept = _discarded(folder) if reference else _resumable(folder)
+        kept = folder.discarded_on_failure() if reference else _resumable(folder)
         with kept, Journal(folder.path / JOURNAL_FILE, draft.pack_id) as journal:
             folder.refuse_strangers(draft)
             source_nbytes = resumed_nbytes = sum(file.nbytes for file in checkpoint.files)
@@ -201,16 +200,6 @@ def _resumable(folder: PartialFolder) -> Iterator[None]:
         yield
     except StorageError as error:
         raise StorageError(f"{error} (--resume continues with what is in {folder.path})") from error
-
-
-@contextmanager
-def _discarded(folder: PartialFolder) -> Iterator[None]:
-    """Leave nothing behind when the block fails."""
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(folder.path, ignore_errors=True)
-        raise
 
 
 def _folder(checkpoint: Checkpoint) -> Path:

@@ -161,7 +161,8 @@ def check_packable(
 ) -> Manifest:
     """Write the manifest with empty hashes, read it back and return it; raises CheckpointError for what it cannot hold.
 
-    A folder is that of the source, for a reference pack. So a name or a number that format 1 refuses is found before the first byte is copied, not after the last.
+    A folder is that of the source, for a reference pack. So a name or a number that the format refuses is found before
+    the first byte is copied, not after the last.
     """
     layers = []
     for layer, experts in plan.layers.items():

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from converters.copy_lanes import BUFFER_NBYTES, CopyLanes
 from converters.pack_extent import Extent, extent_pieces, read_extents, source_extents
 from lmpack.decompression import Decompressor
-from lmpack.drive import check_space, storage_errors, sync_path
-from lmpack.errors import PackError, StorageError, UnsupportedError, UsageError
+from lmpack.drive import check_space, storage_errors, sync_path, write_from
+from lmpack.errors import PackError, UnsupportedError, UsageError
 from lmpack.manifest import MANIFEST_FILE
 from lmpack.pack import Pack
 
@@ -90,7 +90,7 @@ def _export_file(pack: Pack, file: SourceFile, path: Path, progress: Callable[[i
                     for buffer, nbytes in fill(pack, file, lanes):
                         view = buffer.view[:nbytes]
                         lanes.give(_HASH_LANE, buffer, partial(digest.update, view))
-                        lanes.give(_WRITE_LANE, buffer, partial(_write_all, written.fileno(), view, offset))
+                        lanes.give(_WRITE_LANE, buffer, partial(write_from, view, written.fileno(), offset))
                         buffer.release()
                         offset += nbytes
                         progress(nbytes)
@@ -147,11 +147,3 @@ def _batches(extents: Iterator[Extent]) -> Iterator[list[Extent]]:
                 batch, room = [], BUFFER_NBYTES
     if batch:
         yield batch
-
-
-def _write_all(descriptor: int, view: memoryview, offset: int) -> None:
-    while view.nbytes:
-        count = os.pwrite(descriptor, view, offset)
-        if count == 0:
-            raise StorageError("the drive took no bytes")
-        view, offset = view[count:], offset + count

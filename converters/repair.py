@@ -14,14 +14,15 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
+from converters.byte_origin import LocalOrigin
 from converters.recompression import Recompression
 from converters.source_map import SourceMap, SourcePiece
-from lmpack.drive import alone_in, check_space, read_into, storage_errors, sync_path
+from lmpack.drive import alone_in, check_space, read_into, storage_errors, sync_path, write_from
 from lmpack.dtype import dtype_nbytes
 from lmpack.errors import CheckpointError, ManifestError, PackError, StorageError, UsageError
 from lmpack.manifest import MANIFEST_FILE, MAX_MANIFEST_NBYTES, Manifest
 from lmpack.pack import read_manifest
-from lmpack.pack_files import Problem, expected_files, open_regular
+from lmpack.pack_files import Problem, expected_files
 from lmpack.reference import CONVERT_AGAIN
 from lmpack.validation import FileRange, ValidationReport, check_files, file_ranges, validate
 
@@ -145,7 +146,7 @@ class _Repairing:
             for start in range(0, item.nbytes, READ_NBYTES):
                 view = self._buffer[: min(READ_NBYTES, item.nbytes - start)]
                 read_into(view, compressed.fileno(), start)
-                _write_all(descriptor, view, item.offset + start)
+                write_from(view, descriptor, item.offset + start)
 
     @cached_property
     def _recompression(self) -> Recompression:
@@ -169,17 +170,9 @@ class _Repairing:
     def _keep(self, item: FileRange, descriptor: int) -> bool:
         """Take over a range that is good in the bad file; tell whether it is."""
 
-        def read(file: str, offset: int, view: memoryview) -> None:
-            opened = open_regular(self._folder / file)
-            try:
-                count = read_into(view, opened, offset)
-                if count < view.nbytes:
-                    raise PackError(f"{file}: ends at byte {offset + count}")
-            finally:
-                os.close(opened)
-
+        itself = LocalOrigin(os.fspath(self._folder), is_pack=True, paths={})
         try:
-            return self._copy(_whole(item), item.nbytes, read, descriptor, item.offset) == item.sha256
+            return self._copy(_whole(item), item.nbytes, itself.read, descriptor, item.offset) == item.sha256
         except PackError:
             return False
 
@@ -202,7 +195,7 @@ class _Repairing:
                 if piece.conversion is not None:
                     view = piece.conversion.convert(view, piece.matrix)
                 digest.update(view)
-                _write_all(descriptor, view, offset + end)
+                write_from(view, descriptor, offset + end)
                 end += view.nbytes
         digest.update(bytes(nbytes - end))
         return digest.hexdigest()
@@ -248,7 +241,7 @@ def _fetch_manifest(folder: Path, origin: ByteOrigin) -> tuple[Manifest, tuple[P
             f"{origin.name}: is another pack; no file of {folder} has the bytes that its manifest wants"
         )
     with _replacing(folder, MANIFEST_FILE) as descriptor:
-        _write_all(descriptor, memoryview(raw), 0)
+        write_from(memoryview(raw), descriptor, 0)
     return manifest, problems
 
 
@@ -285,9 +278,3 @@ def _remove_empty(folder: Path) -> None:
         folder.rmdir()
     except OSError as error:
         raise PackError(f"{folder}: a folder with something in it is in its place; move it away") from error
-
-
-def _write_all(descriptor: int, view: memoryview, offset: int) -> None:
-    while view.nbytes:
-        written = os.pwrite(descriptor, view, offset)
-        view, offset = view[written:], offset + written

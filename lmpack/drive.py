@@ -80,6 +80,15 @@ def read_into(view: memoryview, descriptor: int, offset: int) -> int:
     return done
 
 
+def write_from(view: memoryview, descriptor: int, offset: int) -> None:
+    """Write all of the view to a file from `offset` on."""
+    while view.nbytes:  # one call writes at most 2 GiB on Linux
+        written = os.pwrite(descriptor, view, offset)
+        if written == 0:
+            raise StorageError("the drive took no bytes")
+        view, offset = view[written:], offset + written
+
+
 @contextmanager
 def storage_errors(path: Path | str) -> Iterator[None]:
     """Turn an OSError inside the block into a StorageError that names path and says what to do."""

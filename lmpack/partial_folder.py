@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from lmpack.drive import read_into, storage_errors, sync_path, sync_tree
-from lmpack.errors import ManifestError, StorageError, UsageError
+from lmpack.drive import read_into, storage_errors, sync_path, sync_tree, write_from
+from lmpack.errors import ManifestError, UsageError
 from lmpack.expert_key import ExpertKey
 from lmpack.manifest import MANIFEST_FILE
 from lmpack.pack import read_manifest
 from lmpack.pack_files import FOLDER, expected_files, found_files
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from lmpack.manifest import Manifest
@@ -50,6 +53,15 @@ class PartialFolder:
                 os.makedirs(self.path, exist_ok=self.resume)
             self._created = True
 
+    @contextmanager
+    def discarded_on_failure(self) -> Iterator[None]:
+        """Leave nothing behind when the block fails."""
+        try:
+            yield
+        except BaseException:
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
+
     def used(self) -> tuple[int, int]:
         """The bytes and files that the folder takes on the drive already."""
         files = found_files(self.path) if self.path.is_dir() else {}
@@ -78,7 +90,7 @@ class PartialFolder:
         with storage_errors(path):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                _write_all(descriptor, memoryview(view), offset)
+                write_from(memoryview(view), descriptor, offset)
                 if file_nbytes is not None:
                     os.ftruncate(descriptor, file_nbytes)
             finally:
@@ -157,11 +169,3 @@ class PartialFolder:
 def _refuse_existing(path: Path, advice: str) -> None:
     if os.path.lexists(path):
         raise UsageError(f"{path}: exists; {advice}")
-
-
-def _write_all(descriptor: int, view: memoryview, offset: int) -> None:
-    while view.nbytes:  # one call writes at most 2 GiB on Linux
-        written = os.pwrite(descriptor, view, offset)
-        if written == 0:
-            raise StorageError("the drive took no bytes")
-        view, offset = view[written:], offset + written

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -59,12 +58,9 @@ def unpack(
     folder = PartialFolder(Path(dst), resume=False, advice=DELETE_IT)
     check_space(Path(dst), nbytes, len(files) + len(manifest.layers))
     folder.create()
-    try:
+    with folder.discarded_on_failure():
         _Unpacking(pack, folder, progress or (lambda _: None)).run()
         folder.publish(manifest.to_bytes(), manifest)
-    except BaseException:
-        shutil.rmtree(folder.path, ignore_errors=True)
-        raise
     compressed_nbytes = sum(file.nbytes for file in expected_files(pack.manifest).values())
     if pack.manifest.is_reference:
         compressed_nbytes += referenced_nbytes(pack.manifest)

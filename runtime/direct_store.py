@@ -166,10 +166,10 @@ class _SlotPool:
         self._range.fill_with_memory(huge_pages=True)
         self._all_fit = num_slots == layout.num_experts
         self._memory = self._range.view()
-        if (
-            not self._all_fit
-        ):  # then every slot will be filled, and on a virtual machine a page's first touch can
-            self._range.provide_memory()  # take longer than reading what goes into it
+        if not self._all_fit:
+            # Every slot will be filled, and on a virtual machine a page's first touch can take longer than reading
+            # what goes into it.
+            self._range.provide_memory()
         self._first_slots: dict[int, int] = {}  # layer -> where its bank starts
         self._free_slots = [] if self._all_fit else list(reversed(range(num_slots)))  # popped from the end
         storage, first_slot = self._range.tensor(), 0

@@ -131,9 +131,9 @@ def command(
     Prompts are parts of a real text, answers are greedy. One prompt and answer go before the timed ones, so that
     experts are in memory as far as they fit. Hits, reads and waiting are those of the answers.
     """
-    if plot is not None and plot.suffix != ".svg":
-        raise UsageError(f"--plot {plot}: expected a name that ends with .svg")
     if plot is not None:
+        if plot.suffix != ".svg":
+            raise UsageError(f"--plot {plot}: expected a name that ends with .svg")
         check_output(plot, Path(pack))
     work = Workload(prompt_tokens, answer_tokens, repetitions, not no_warmup)
     context = engine_options.context or prompt_tokens + answer_tokens

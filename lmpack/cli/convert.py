@@ -78,8 +78,8 @@ def command(
     """Convert the checkpoint SRC into the pack DST.
 
     SRC is a GGUF file, any shard of a split set, a safetensors file, or a folder with one model. Every byte is
-    copied as it is, so `lmpack export` gives the files back, unless --quantize asks for other bytes. An interrupted conversion leaves DST.partial; with
-    --resume its bytes are checked and kept.
+    copied as it is, so `lmpack export` gives the files back, unless --quantize asks for other bytes. An interrupted
+    conversion leaves DST.partial; with --resume its bytes are checked and kept.
     """
     from converters.checkpoint import open_checkpoint
     from converters.conversion import convert
