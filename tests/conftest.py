@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import hypothesis
 import pytest
 
 from lmpack.dtype import dtype_nbytes
@@ -23,6 +24,15 @@ from lmpack.pack_writer import PackWriter
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported, as lmpack.cli.main does it
 
 REPOSITORY = Path(__file__).parents[1]
+
+hypothesis.settings.register_profile(  # the same examples everywhere, on a slow machine as well
+    "repeatable",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session")

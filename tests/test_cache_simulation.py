@@ -88,7 +88,7 @@ def test_they_are_so_after_a_warm_start_too(demo_pack: Path, smallest_ram: int, 
     assert warm.total.misses < cold.total.misses
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(chunks=st.lists(st.integers(1, 5), min_size=1, max_size=12), seed=st.integers(0, 99))
 def test_demands_are_each_chunks_distinct_experts_layer_by_layer(chunks: list[int], seed: int) -> None:
     trace = record([chunks], seed=seed).trace(ORIGIN)
@@ -136,7 +136,7 @@ def test_with_room_for_all_every_expert_misses_once() -> None:
     assert result.decode.hits + result.decode.misses == 50 * len(SHAPE.layers) * SHAPE.top_k
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 99), num_slots=st.integers(SHAPE.top_k, 15))
 def test_no_policy_misses_less_than_the_bound_and_all_serve_the_same_look_ups(
     seed: int, num_slots: int

@@ -164,7 +164,7 @@ def test_the_policy_of_the_tier_says_who_leaves_it(open_tiers: Callable[..., Tie
     assert tiers.in_ram(0) == [2]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     calls=st.lists(
         st.sampled_from([(0, 5), (1, 3), (3, 4), (4, 2)]).flatmap(

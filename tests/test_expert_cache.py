@@ -203,7 +203,7 @@ def test_after_a_failed_read_the_cache_goes_on_with_all_its_slots(tmp_path: Path
     cache.close()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     calls=st.lists(
         st.sampled_from([(0, 5), (1, 3), (3, 4), (4, 2)]).flatmap(

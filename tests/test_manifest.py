@@ -308,7 +308,7 @@ def places(value: object) -> list[tuple[Any, ...]]:
     return found
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_any_value_anywhere_parses_or_is_refused_in_one_line(
     session_manifest: Manifest, data: st.DataObject
@@ -323,7 +323,7 @@ def test_any_value_anywhere_parses_or_is_refused_in_one_line(
     assert len(refusal) < 1000
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100)
 @given(raw=st.binary(max_size=200))
 def test_any_bytes_are_refused_in_one_line(raw: bytes) -> None:
     for start in (b"", PREFIX):

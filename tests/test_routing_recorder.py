@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from time import perf_counter
 
 import numpy as np
 import pytest
 
 from profiles.routing_recorder import RoutingRecorder
-from profiles.routing_shape import RoutingShape
 from tests.tiny_routing import ORIGIN, SHAPE, feed, random_choices, record
 
 
@@ -116,21 +114,6 @@ def test_an_expert_that_the_layer_does_not_have_is_refused(expert: int) -> None:
 def test_a_trace_must_be_asked_for_beforehand() -> None:
     with pytest.raises(ValueError, match="keep_trace"):
         record([[2]], keep_trace=False).trace(ORIGIN)
-
-
-def test_a_decode_step_costs_microseconds_per_layer() -> None:
-    shape = RoutingShape(tuple(range(48)), (128,) * 48, 8)
-    recorder = RoutingRecorder(shape, keep_trace=True)
-    ids, weights = random_choices(1, seed=0, shape=shape)
-    best_s = min(_decode_step_s(recorder, ids, weights) for _ in range(50))
-    assert best_s / 48 < 5e-6
-
-
-def _decode_step_s(recorder: RoutingRecorder, ids: np.ndarray, weights: np.ndarray) -> float:
-    started = perf_counter()
-    for layer in recorder.shape.layers:
-        recorder.on_select(layer, ids[:, layer], weights[:, layer])
-    return perf_counter() - started
 
 
 def test_profiles_need_no_torch() -> None:
