@@ -1,11 +1,11 @@
 """How small --compress makes a model's tensors, and how fast they come back.
 
-    python -m benchmarks.compression MODEL... [--levels 1,3,9] [--threads 2] [--json]
+    python -m benchmarks.compression MODEL... [--threads 2] [--json]
 
-MODEL is a checkpoint as `lmpack convert` takes it. One row for each dtype and level: stored size as a share of the
-tensors' size; the same if zstd saw the bytes as they lie, without planes; compression in MB/s and decompression in GB/s
-of tensor bytes, by all threads together, from memory to memory (the median of five passes). Dtypes that take less than
-a hundredth of the model are left out.
+MODEL is a checkpoint as `lmpack convert` takes it. One row for each dtype: stored size as a share of the tensors' size;
+the same if zstd saw the bytes as they lie, without planes; compression in MB/s and decompression in GB/s of tensor
+bytes, by all threads together, from memory to memory (the median of five passes). Dtypes that take less than a
+hundredth of the model are left out.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ NUM_PASSES = 5
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The figures of one dtype of one model at one level."""
+    """The figures of one dtype of one model."""
 
     model: str
     dtype: str
     nbytes: int
-    level: int
     stored_share: float
     unsplit_share: float
     compress_mb_per_s: float
@@ -59,10 +58,10 @@ def tensors_by_dtype(path: Path) -> dict[str, list[bytes]]:
     return {dtype: tensors for dtype, tensors in found.items() if sum(map(len, tensors)) >= all_nbytes / 100}
 
 
-def compressed(raw: bytes, planes: int, level: int) -> bytes:
+def compressed(raw: bytes, planes: int) -> bytes:
     """A whole tensor's frames."""
     pieces = (raw[start : start + PIECE_NBYTES] for start in range(0, len(raw), PIECE_NBYTES))
-    return b"".join(compress_piece(memoryview(piece), planes, level) for piece in pieces)
+    return b"".join(compress_piece(memoryview(piece), planes) for piece in pieces)
 
 
 def kept(stored: bytes, raw: bytes) -> bytes:
@@ -70,15 +69,15 @@ def kept(stored: bytes, raw: bytes) -> bytes:
     return stored if len(stored) * 100 <= len(raw) * WORTH_PERCENT else raw
 
 
-def measure(model: str, dtype: str, tensors: Sequence[bytes], level: int, num_threads: int) -> Row:
+def measure(model: str, dtype: str, tensors: Sequence[bytes], num_threads: int) -> Row:
     """Compress and decompress tensors with so many threads."""
     nbytes, planes = sum(map(len, tensors)), num_planes(dtype)
     pool = ThreadPoolExecutor(num_threads)
     started = time.perf_counter()
-    split = list(pool.map(lambda raw: compressed(raw, planes, level), tensors))
+    split = list(pool.map(lambda raw: compressed(raw, planes), tensors))
     compress_s = time.perf_counter() - started
     stored = [kept(frames, raw) for frames, raw in zip(split, tensors, strict=True)]
-    unsplit = [kept(compressed(raw, 1, level), raw) for raw in tensors] if planes > 1 else stored
+    unsplit = [kept(compressed(raw, 1), raw) for raw in tensors] if planes > 1 else stored
     targets = [bytearray(len(raw)) for raw in tensors]
 
     def restore_share(first: int) -> None:
@@ -101,7 +100,6 @@ def measure(model: str, dtype: str, tensors: Sequence[bytes], level: int, num_th
         model,
         dtype,
         nbytes,
-        level,
         sum(map(len, stored)) / nbytes,
         sum(map(len, unsplit)) / nbytes,
         nbytes / compress_s / 1e6,
@@ -115,26 +113,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", nargs="+", type=Path, metavar="MODEL")
-    parser.add_argument("--levels", default="1,3,9")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     rows = [
-        measure(path.name, dtype, tensors, level, arguments.threads)
+        measure(path.name, dtype, tensors, arguments.threads)
         for path in arguments.models
         for dtype, tensors in tensors_by_dtype(path).items()
-        for level in map(int, arguments.levels.split(","))
     ]
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
     print(f"{arguments.threads} threads")
-    print(
-        f"{'model':24}{'dtype':>7}{'MB':>8}{'level':>7}{'stored':>9}{'unsplit':>9}{'MB/s in':>9}{'GB/s out':>10}"
-    )
+    print(f"{'model':24}{'dtype':>7}{'MB':>8}{'stored':>9}{'unsplit':>9}{'MB/s in':>9}{'GB/s out':>10}")
     for row in rows:
         print(
-            f"{row.model:24.24}{row.dtype:>7}{row.nbytes / 1e6:8.1f}{row.level:7}{row.stored_share:9.1%}"
+            f"{row.model:24.24}{row.dtype:>7}{row.nbytes / 1e6:8.1f}{row.stored_share:9.1%}"
             f"{row.unsplit_share:9.1%}{row.compress_mb_per_s:9.0f}{row.decompress_gb_per_s:10.2f}"
         )
 

@@ -66,7 +66,7 @@ def convert(
     page_size: int = DEFAULT_PAGE_SIZE,
     jobs: int | None = None,
     resume: bool = False,
-    compression_level: int | None = None,
+    compress: bool = False,
     quantization: Quantization | None = None,
     reference: bool = False,
     files: SourceFiles | None = None,
@@ -74,7 +74,7 @@ def convert(
 ) -> ConversionReport:
     """Write the checkpoint at src as the pack dst; progress gets the number of source bytes just done.
 
-    A compression level of zstd gives a compressed pack; progress then gets its bytes as well. A quantization gives
+    With compress, the pack is compressed; progress then gets its bytes as well. A quantization gives
     tensors other dtypes; such a pack cannot give its source back. With reference, the weights stay where they are: the
     source is read once for its checksums, and the pack refers to it. With resume, what an interrupted conversion left in
     `dst.partial` is checked and taken over; what was quantized is done again. files hands out the checkpoint's files;
@@ -87,9 +87,7 @@ def convert(
     jobs = _default_jobs() if jobs is None else jobs
     if not 1 <= jobs <= MAX_JOBS:
         raise UsageError(f"--jobs {jobs}: expected 1 to {MAX_JOBS}")
-    if reference and (
-        resume or compression_level is not None or quantization is not None or files is not None
-    ):
+    if reference and (resume or compress or quantization is not None or files is not None):
         raise UsageError(
             "--reference writes no weights and needs a source that stays: there is nothing to resume, to compress or to "
             "quantize; leave out --resume, --compress and --quantize, or --reference"
@@ -132,7 +130,7 @@ def convert(
         with kept, Journal(folder.path / JOURNAL_FILE, draft.pack_id) as journal:
             folder.refuse_strangers(draft)
             source_nbytes = resumed_nbytes = sum(file.nbytes for file in checkpoint.files)
-            manifest = _complete_interrupted(folder, draft, is_compressed=compression_level is not None)
+            manifest = _complete_interrupted(folder, draft, is_compressed=compress)
             if manifest is None:
                 with CopyLanes(1 + jobs, buffer_nbytes + SLACK_NBYTES) as lanes:
                     tools = CopyTools(
@@ -158,9 +156,7 @@ def convert(
                     reproducible=draft.reproducible,
                     reason=draft.reason,
                     converted=quantized.converted() if quantized else (),
-                    compress=None
-                    if compression_level is None
-                    else partial(compress_files, level=compression_level, progress=progress),
+                    compress=partial(compress_files, progress=progress) if compress else None,
                 )
     return ConversionReport(
         path=Path(dst),

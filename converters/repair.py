@@ -9,14 +9,15 @@ import hashlib
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
+import zstandard
+
 from converters.byte_origin import LocalOrigin
-from converters.recompression import Recompression
 from converters.source_map import SourceMap, SourcePiece
+from lmpack.compression import compress_tensors
 from lmpack.drive import alone_in, check_space, read_into, storage_errors, sync_path, write_from
 from lmpack.dtype import dtype_nbytes
 from lmpack.errors import CheckpointError, ManifestError, PackError, StorageError, UsageError
@@ -27,7 +28,7 @@ from lmpack.reference import CONVERT_AGAIN
 from lmpack.validation import FileRange, ValidationReport, check_files, file_ranges, validate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from converters.byte_origin import ByteOrigin
     from converters.importance_matrix import ImportanceMatrix
@@ -80,7 +81,7 @@ def repair(
             raise UsageError(f"{folder}: holds no weights to repair; {CONVERT_AGAIN}")
         expected = expected_files(manifest)
         keys = {problem.file: problem.key for problem in problems if problem.file in expected}
-        repairing = _Repairing(folder, manifest, origin, frozenset(keys), imatrix)
+        repairing = _Repairing(folder, manifest, origin, imatrix)
         for file, key in keys.items():
             try:
                 repairing.rebuild(file)
@@ -98,13 +99,11 @@ class _Repairing:
         folder: Path,
         manifest: Manifest,
         origin: ByteOrigin,
-        bad_files: Collection[str],
         imatrix: ImportanceMatrix | None,
     ) -> None:
         self._folder = folder
         self._manifest = manifest
         self._origin = origin
-        self._bad_files = bad_files
         self._files = expected_files(manifest)
         self._source_map = SourceMap(manifest, imatrix)
         self._ranges: dict[str, list[FileRange]] = {}
@@ -139,18 +138,17 @@ class _Repairing:
         ):
             digest = self._copy(contents.pieces, contents.nbytes, self._origin.read, plain.fileno(), 0)
             self._check(item, digest, contents.sha256, contents.pieces)
-            try:
-                self._recompression.write(plain, contents.tensors, compressed, item.sha256)
-            except PackError as error:
-                raise PackError(f"{item.name}{error}") from None
+            _, digest = compress_tensors(plain, compressed, contents.tensors, map)
+            if digest != item.sha256:
+                version = ".".join(map(str, zstandard.ZSTD_VERSION))
+                raise PackError(
+                    f"{item.name}zstd {version} does not give the compressed bytes that the manifest wants, another "
+                    "version of it wrote them; name another copy of the pack, or unpack a good one"
+                )
             for start in range(0, item.nbytes, READ_NBYTES):
                 view = self._buffer[: min(READ_NBYTES, item.nbytes - start)]
                 read_into(view, compressed.fileno(), start)
                 write_from(view, descriptor, item.offset + start)
-
-    @cached_property
-    def _recompression(self) -> Recompression:
-        return Recompression(self._folder, self._manifest, self._bad_files)
 
     def _check(self, item: FileRange, digest: str, sha256: str, pieces: Sequence[SourcePiece]) -> None:
         """Raise PackError unless what the origin has, converted where it was, hashes to what the manifest wants."""

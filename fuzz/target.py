@@ -129,7 +129,7 @@ def _manifest_seeds() -> list[bytes]:
         for number, content in enumerate(contents):
             gguf.write_bytes(gguf_bytes(content.tensors, METADATA))
             convert(gguf, packs[2 * number])
-            convert(gguf, packs[2 * number + 1], compression_level=1)
+            convert(gguf, packs[2 * number + 1], compress=True)
         return [(pack / MANIFEST_FILE).read_bytes() for pack in packs]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,7 @@ import numpy as np
 import zstandard
 
 from lmpack.drive import storage_errors
-from lmpack.errors import StorageError, UsageError
+from lmpack.errors import StorageError
 from lmpack.expert_key import ExpertKey
 from lmpack.manifest import SHARED_FILE
 from lmpack.partial_folder import REPLACEMENT_SUFFIX
@@ -44,29 +43,17 @@ if TYPE_CHECKING:
 
     Run = Callable[[Callable[[memoryview], bytes], Iterable[memoryview]], Iterator[bytes]]
 
-DEFAULT_LEVEL = 1
-"""Of zstd. Planes of bytes repeat nothing: higher levels find false repetitions and give larger files, slower."""
-MAX_LEVEL = 22
 WORTH_PERCENT = 95
 """A tensor that zstd leaves above this share of its size is stored as it is."""
 
 _READ_NBYTES = 16 * PIECE_NBYTES
-_METHOD = re.compile(r"zstd(?::([0-9]{1,2}))?")
-
-
-def parse_compression(text: str) -> int:
-    """Return the level that "zstd" or "zstd:LEVEL" asks for; raise UsageError for anything else."""
-    match = _METHOD.fullmatch(text)
-    level = int(match[1] or DEFAULT_LEVEL) if match else 0
-    if not 1 <= level <= MAX_LEVEL:
-        raise UsageError(
-            f"--compress {text}: expected zstd, or zstd:LEVEL with a level from 1 to {MAX_LEVEL}"
-        )
-    return level
+_ENTROPY_CODING = zstandard.ZstdCompressionParameters.from_level(1, hash_log=6, write_checksum=True)
+"""Weights repeat nothing. With zstd's smallest table of earlier bytes it hardly looks for what repeats, and codes what is
+left by its frequency: larger tables find short accidents, which make files larger and twice as slow to read."""
 
 
 def compress_files(
-    folder: Path, manifest: Manifest, *, level: int, progress: Callable[[int], None] | None = None
+    folder: Path, manifest: Manifest, *, progress: Callable[[int], None] | None = None
 ) -> Manifest:
     """Replace the expert files and shared.bin in folder by their compressed form; return the manifest that fits them.
 
@@ -86,14 +73,14 @@ def compress_files(
     parts = {file: layout for (_, layout), file in owners.items()}
 
     def compress(file: str) -> StoredExpert:
-        stored = compress_expert(folder / file, parts[file], level)
+        stored = compress_expert(folder / file, parts[file])
         if progress is not None:
             progress(sum(part.nbytes for part in parts[file]))
         return stored
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         stored = dict(zip(parts, pool.map(compress, parts), strict=True))
-        tensors = compress_shared(folder / SHARED_FILE, manifest.shared, level, pool.map)
+        tensors = compress_shared(folder / SHARED_FILE, manifest.shared, pool.map)
     if progress is not None:
         progress(sum(tensor.nbytes for tensor in manifest.shared))
     layers = tuple(
@@ -112,15 +99,15 @@ def compress_files(
     return replace(manifest, storage=ZSTD_STORAGE, layers=layers, shared=shared)
 
 
-def compress_expert(path: Path, parts: Sequence[ExpertPart], level: int) -> StoredExpert:
+def compress_expert(path: Path, parts: Sequence[ExpertPart]) -> StoredExpert:
     """Replace the whole expert file at path by its compressed form."""
-    written, digest = _compress_file(path, map(TensorPlace.of, parts), level, map)
+    written, digest = _compress_file(path, map(TensorPlace.of, parts), map)
     return StoredExpert(digest, tuple(StoredPart(encoding, nbytes) for encoding, nbytes, _ in written))
 
 
-def compress_shared(path: Path, tensors: Sequence[TensorInfo], level: int, run: Run) -> list[StoredTensor]:
+def compress_shared(path: Path, tensors: Sequence[TensorInfo], run: Run) -> list[StoredTensor]:
     """Replace shared.bin by its compressed form; run is map, or that of a thread pool."""
-    written, _ = _compress_file(path, map(TensorPlace.of, tensors), level, run)
+    written, _ = _compress_file(path, map(TensorPlace.of, tensors), run)
     stored: list[StoredTensor] = []
     end = 0
     for encoding, nbytes, sha256 in written:
@@ -129,9 +116,9 @@ def compress_shared(path: Path, tensors: Sequence[TensorInfo], level: int, run: 
     return stored
 
 
-def compress_piece(raw: memoryview, planes: int, level: int) -> bytes:
+def compress_piece(raw: memoryview, planes: int) -> bytes:
     """Return the zstd frames of one piece of a tensor, one for each of its planes."""
-    compressor = zstandard.ZstdCompressor(level=level, write_checksum=True)
+    compressor = zstandard.ZstdCompressor(compression_params=_ENTROPY_CODING)
     elements = np.frombuffer(raw, np.uint8).reshape(-1, planes)
     return b"".join(compressor.compress(elements[:, plane].tobytes()) for plane in range(planes))
 
@@ -158,14 +145,14 @@ class _Written(NamedTuple):
 
 
 def compress_tensors(
-    old: BinaryIO, new: BinaryIO, tensors: Iterable[TensorPlace], level: int, run: Run
+    old: BinaryIO, new: BinaryIO, tensors: Iterable[TensorPlace], run: Run
 ) -> tuple[list[_Written], str]:
     """Append tensors of old, compressed, to the empty file new; return what they became, and the file's SHA-256."""
     digest = hashlib.sha256()
     written = []
     for dtype, offset, nbytes in tensors:
         start, before = new.tell(), digest.copy()
-        encode = partial(compress_piece, planes=num_planes(dtype), level=level)
+        encode = partial(compress_piece, planes=num_planes(dtype))
         encoding = zstd_encoding(dtype)
         frames = (
             frame
@@ -184,9 +171,7 @@ def compress_tensors(
     return written, digest.hexdigest()
 
 
-def _compress_file(
-    path: Path, tensors: Iterable[TensorPlace], level: int, run: Run
-) -> tuple[list[_Written], str]:
+def _compress_file(path: Path, tensors: Iterable[TensorPlace], run: Run) -> tuple[list[_Written], str]:
     """Replace a file by its tensors, compressed; return what they became, and its SHA-256."""
     temporary = path.with_name(path.name + REPLACEMENT_SUFFIX)
     with (
@@ -194,7 +179,7 @@ def _compress_file(
         open(path, "rb", buffering=0) as old,
         open(temporary, "wb", buffering=0) as new,
     ):
-        result = compress_tensors(old, new, tensors, level, run)
+        result = compress_tensors(old, new, tensors, run)
         os.replace(temporary, path)
     return result
 

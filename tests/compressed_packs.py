@@ -47,8 +47,8 @@ def write_gguf(path: Path, tensors: list[Tensor]) -> Path:
     return path
 
 
-def plain_and_compressed(src: Path, work: Path, *, level: int = 1) -> tuple[Pack, Pack]:
+def plain_and_compressed(src: Path, work: Path) -> tuple[Pack, Pack]:
     """Convert a checkpoint twice into work: plain.lmpack, zstd.lmpack."""
     convert(src, work / "plain.lmpack")
-    convert(src, work / "zstd.lmpack", compression_level=level)
+    convert(src, work / "zstd.lmpack", compress=True)
     return Pack.open(work / "plain.lmpack"), Pack.open(work / "zstd.lmpack")

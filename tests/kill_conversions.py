@@ -56,11 +56,11 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--batch-nbytes", type=int, default=BATCH_NBYTES)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--compression-level", type=int)
+    parser.add_argument("--compress", action="store_true")
     arguments = parser.parse_args()
     setattr(conversion, "BUFFER_NBYTES", arguments.batch_nbytes)  # noqa: B010 (it is not ours to export)
     arguments.work.mkdir()
-    convert_to = partial(convert, compression_level=arguments.compression_level)
+    convert_to = partial(convert, compress=arguments.compress)
     rng = random.Random(arguments.seed)
     print(json.dumps(run(arguments.source, arguments.work, arguments.kills, rng, convert_to)))
 

@@ -15,7 +15,7 @@ import pytest
 import zstandard
 
 from converters.conversion import convert
-from lmpack.compression import compress_piece, parse_compression
+from lmpack.compression import compress_piece
 from lmpack.decompression import Decompressor
 from lmpack.errors import ManifestError, PackError, StorageError, UsageError
 from lmpack.expert_key import ExpertKey
@@ -106,8 +106,7 @@ def test_a_tensor_of_any_length_comes_back(dtype: str, nbytes: int) -> None:
     planes = {"F16": 2, "BF16": 2, "F32": 4}.get(dtype, 1)
     raw = memoryview(gaussian(dtype, nbytes // 4, "F32"))
     stored = b"".join(
-        compress_piece(raw[start : start + PIECE_NBYTES], planes, 1)
-        for start in range(0, nbytes, PIECE_NBYTES)
+        compress_piece(raw[start : start + PIECE_NBYTES], planes) for start in range(0, nbytes, PIECE_NBYTES)
     )
     encoding = "zstd" if planes == 1 else f"zstd-split{planes}"
     assert restored(stored, encoding) == raw
@@ -133,7 +132,7 @@ def test_floats_shrink_and_what_would_not_stays_as_it_is(packs: tuple[Pack, Pack
 
 
 def test_four_bit_blocks_are_not_worth_it(demo_gguf: Path, tmp_path: Path) -> None:
-    convert(demo_gguf, tmp_path / "demo.lmpack", compression_level=1)
+    convert(demo_gguf, tmp_path / "demo.lmpack", compress=True)
     layer = Pack.open(tmp_path / "demo.lmpack").manifest.layers[0]
     forms = {
         (part.dtype, stored.encoding)
@@ -146,7 +145,7 @@ def test_four_bit_blocks_are_not_worth_it(demo_gguf: Path, tmp_path: Path) -> No
 
 
 def test_a_trained_bf16_model_takes_three_quarters_at_most(models_dir: Path, tmp_path: Path) -> None:
-    convert(models_dir / "tiny" / "hf", tmp_path / "tiny.lmpack", compression_level=1)
+    convert(models_dir / "tiny" / "hf", tmp_path / "tiny.lmpack", compress=True)
     manifest = Pack.open(tmp_path / "tiny.lmpack").manifest
     stored = (
         sum(e.file_nbytes for layer in manifest.layers for e in layer.experts) + manifest.shared_file_nbytes
@@ -327,7 +326,7 @@ def test_mmap_says_what_to_do_instead(compressed: Pack) -> None:
 
 
 def test_a_compressed_model_computes_the_same_bits(demo_gguf: Path, demo_pack: Path, tmp_path: Path) -> None:
-    convert(demo_gguf, tmp_path / "zstd.lmpack", compression_level=1)
+    convert(demo_gguf, tmp_path / "zstd.lmpack", compress=True)
     logits = []
     for path in (demo_pack, tmp_path / "zstd.lmpack"):
         with Engine.load(path, io="direct", num_threads=1, context_length=64) as engine:
@@ -356,28 +355,17 @@ def test_a_conversion_killed_while_it_compresses_goes_on_to_the_same_pack(
             raise KilledError
 
     with pytest.raises(KilledError):
-        convert(src, tmp_path / "zstd.lmpack", compression_level=1, progress=stop)
+        convert(src, tmp_path / "zstd.lmpack", compress=True, progress=stop)
     partial = tmp_path / "zstd.lmpack.partial"
     (partial / f"{KEY.file}.new").write_bytes(b"half of it")
     shutil.copytree(partial, tmp_path / "plain.lmpack.partial")
-    for name, wanted, level in (("zstd.lmpack", packs[1], 1), ("plain.lmpack", packs[0], None)):
-        convert(src, tmp_path / name, compression_level=level, resume=True)
+    for name, wanted in (("zstd.lmpack", packs[1]), ("plain.lmpack", packs[0])):
+        convert(src, tmp_path / name, compress=name.startswith("zstd"), resume=True)
         assert files_below(tmp_path / name) == files_below(wanted.path)
 
 
 def test_the_order_of_writes_does_not_change_a_byte(packs: tuple[Pack, Pack], tmp_path: Path) -> None:
     src = write_gguf(tmp_path / "model.gguf", trained_tensors())
-    convert(src, tmp_path / "one.lmpack", compression_level=1, jobs=7)
+    convert(src, tmp_path / "one.lmpack", compress=True, jobs=7)
     assert files_below(tmp_path / "one.lmpack") == files_below(packs[1].path)
     assert PackWriter(tmp_path / "two.lmpack").planned_nbytes == 0
-
-
-@pytest.mark.parametrize(("text", "level"), [("zstd", 1), ("zstd:1", 1), ("zstd:22", 22)])
-def test_a_method_names_a_level(text: str, level: int) -> None:
-    assert parse_compression(text) == level
-
-
-@pytest.mark.parametrize("text", ["", "zstd:", "zstd:0", "zstd:23", "zstd:-1", "gzip", "zstd:1 "])
-def test_another_method_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="expected zstd, or zstd:LEVEL"):
-        parse_compression(text)

@@ -150,7 +150,7 @@ def test_what_an_export_or_an_unpacking_has_written_makes_room_again(
     mount: Callable[..., Path], demo_gguf: Path, tmp_path: Path, command: str, file: str
 ) -> None:
     drive, pack = mount("size=40m"), tmp_path / "z.lmpack"
-    convert(demo_gguf, pack, compression_level=1)
+    convert(demo_gguf, pack, compress=True)
     dst, filler = drive / "out", drive / "filler"
     script = ("-c", WHILE_ANOTHER_FILLS_THE_DRIVE, file, str(filler))
     full = lmpack(command, pack, dst, script=script)

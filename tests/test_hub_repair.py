@@ -101,7 +101,7 @@ def test_a_quantized_and_compressed_expert_is_made_again_from_its_byte_ranges(
     source = write_gguf(tmp_path / "source.gguf", trained_tensors("BF16"))
     hub.add(REPO, {"m-BF16.gguf": source.read_bytes()})
     made = tmp_path / "m.lmpack"
-    convert(source, made, quantization=Quantization.parse("experts=q8_0"), compression_level=1)
+    convert(source, made, quantization=Quantization.parse("experts=q8_0"), compress=True)
     damage(made / "experts/L001/E0002.bin")
     assert run(["validate", str(made), "--repair", REPO]) == 0
     assert validate(made).ok

@@ -48,7 +48,7 @@ def safetensors_pack(work: Path, content: str, layout: str) -> Path:
 def compressed_pack(work: Path) -> Path:
     """Convert a model with weights that shrink, compressed."""
     (work / "src").mkdir()
-    convert(write_gguf(work / "src" / "m.gguf", trained_tensors()), work / "m.lmpack", compression_level=1)
+    convert(write_gguf(work / "src" / "m.gguf", trained_tensors()), work / "m.lmpack", compress=True)
     return work / "m.lmpack"
 
 

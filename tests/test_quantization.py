@@ -144,7 +144,7 @@ def test_threads_and_interruptions_do_not_change_the_pack(src: Path, tmp_path: P
 
 def test_a_quantized_pack_can_be_compressed_and_unpacked(src: Path, tmp_path: Path) -> None:
     plain = quantized(src, tmp_path / "q.lmpack", "experts=q8_0")
-    compressed = quantized(src, tmp_path / "zstd.lmpack", "experts=q8_0", compression_level=1)
+    compressed = quantized(src, tmp_path / "zstd.lmpack", "experts=q8_0", compress=True)
     assert compressed.manifest.converted == plain.manifest.converted
     unpack(compressed, tmp_path / "unpacked.lmpack")
     assert files_below(tmp_path / "unpacked.lmpack") == files_below(plain.path)

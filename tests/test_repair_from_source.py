@@ -36,10 +36,9 @@ if TYPE_CHECKING:
 
 RULES = "experts=q8_0,experts:*:down=iq4_nl,shared=q4_0"
 MAKES: dict[str, dict[str, Any]] = {
-    "compressed": {"compression_level": 1},
-    "compressed at another level": {"compression_level": 9},
+    "compressed": {"compress": True},
     "quantized": {"quantization": Quantization.parse(RULES)},
-    "quantized and compressed": {"quantization": Quantization.parse("bf16"), "compression_level": 3},
+    "quantized and compressed": {"quantization": Quantization.parse("bf16"), "compress": True},
 }
 DOWN = "blk.1.ffn_down_exps.weight"
 EXPERTS = ("experts/L000/E0001.bin", "experts/L001/E0002.bin")
@@ -108,7 +107,7 @@ def test_an_empty_tensor_is_no_obstacle(src: Path, tmp_path: Path) -> None:
 
 
 def test_what_another_zstd_wrote_is_said_to_be_so(src: Path, tmp_path: Path) -> None:
-    convert(src, tmp_path / "m.lmpack", compression_level=1)
+    convert(src, tmp_path / "m.lmpack", compress=True)
     without_checksum = zstandard.ZstdCompressor(level=1)
     pack = replace_frames(
         Pack.open(tmp_path / "m.lmpack"),

@@ -101,7 +101,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_pack_and_repeats_nothing(src: Pa
 
 
 def test_killed_while_it_compresses_it_goes_on_to_the_same_pack(src: Path, tmp_path: Path) -> None:
-    result = killed(src, tmp_path / "work", "--kills", "20", "--compression-level", "1")
+    result = killed(src, tmp_path / "work", "--kills", "20", "--compress")
     assert result["kills"] == 20
     assert len(result["pack_ids"]) == 1
     assert result["different_packs"] == 0

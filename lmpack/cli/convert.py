@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--compress",
-    metavar="zstd[:LEVEL]",
+    type=click.Choice(["zstd"]),
     help="Compress the files, to keep or send the pack; lmpack unpack restores them. "
     "16-bit floats shrink by a third, 4-bit blocks hardly.",
 )
@@ -83,9 +83,7 @@ def command(
     """
     from converters.checkpoint import open_checkpoint
     from converters.conversion import convert
-    from lmpack.compression import parse_compression
 
-    compression_level = parse_compression(compress) if compress is not None else None
     quantization = _quantization(quantize, imatrix)
     checkpoint = open_checkpoint(Path(src))
     total = sum(file.nbytes for file in checkpoint.files) * (1 if compress is None else 2)
@@ -97,7 +95,7 @@ def command(
                 page_size=parse_byte_size(page_size),
                 jobs=jobs,
                 resume=resume,
-                compression_level=compression_level,
+                compress=compress is not None,
                 quantization=quantization,
                 reference=reference,
                 progress=progress,
