@@ -35,7 +35,9 @@ from lmpack.validation import validate
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from converters.model_config import ModelDescription
     from converters.quantization import Quantization
+    from lmpack.manifest import SourceFile
 
 MAX_JOBS = 64
 _NO_HASH = "0" * 64
@@ -97,17 +99,9 @@ def convert(
     description = checkpoint.describe()
     quantized = None
     if quantization is not None:
-        if description.config.get("byte_order") == "big":
-            raise UnsupportedError(
-                f"{checkpoint.path}: is big-endian, and only little-endian numbers can be quantized"
-            )
-        if files is not None and files.discards:
-            raise UsageError(
-                "a source whose files are given up one by one cannot be quantized: convert it, then quantize"
-            )
+        _check_quantizable(checkpoint, description, files)
         quantized = quantization.plan(plan, str(checkpoint.path))
         plan = quantized.target()
-    buffer_nbytes = max(BUFFER_NBYTES, plan.largest_part_nbytes)
     with PackWriter(dst, page_size=page_size, resume=resume, is_reference=reference) as writer:
         draft = check_packable(
             checkpoint,
@@ -119,12 +113,7 @@ def convert(
         )
         _fix_layout(writer, plan)
         folder = writer.folder
-        used_nbytes, used_files = folder.used()
-        check_space(
-            Path(dst),
-            writer.planned_nbytes + plan.kept_nbytes - used_nbytes,
-            writer.planned_num_files + len(checkpoint.files) - used_files,
-        )
+        _check_room(writer, checkpoint, plan)
         folder.create()
         kept = folder.discarded_on_failure() if reference else _resumable(folder)
         with kept, Journal(folder.path / JOURNAL_FILE, draft.pack_id) as journal:
@@ -132,27 +121,20 @@ def convert(
             source_nbytes = resumed_nbytes = sum(file.nbytes for file in checkpoint.files)
             manifest = _complete_interrupted(folder, draft, is_compressed=compress)
             if manifest is None:
-                with CopyLanes(1 + jobs, buffer_nbytes + SLACK_NBYTES) as lanes:
-                    tools = CopyTools(
-                        writer,
-                        lanes,
-                        journal,
-                        files or LocalFiles(),
-                        jobs,
-                        buffer_nbytes,
-                        progress or _ignore,
-                        quantized,
-                    )
-                    copies = [
-                        FileCopy(tools, number, *file)
-                        for number, file in enumerate(zip(checkpoint.files, plan.files, strict=True))
-                    ]
-                    source = replace(draft.source, files=tuple(copy.run() for copy in copies))
-                resumed_nbytes = sum(copy.recalled_nbytes for copy in copies)
+                tools = CopyTools(
+                    writer,
+                    journal,
+                    files or LocalFiles(),
+                    jobs,
+                    max(BUFFER_NBYTES, plan.largest_part_nbytes),
+                    progress or _ignore,
+                    quantized,
+                )
+                copied, resumed_nbytes = _copy_files(tools, checkpoint, plan)
                 manifest = writer.finish(
                     architecture=description.architecture,
                     config=description.config,
-                    source=source,
+                    source=replace(draft.source, files=copied),
                     reproducible=draft.reproducible,
                     reason=draft.reason,
                     converted=quantized.converted() if quantized else (),
@@ -187,6 +169,41 @@ def _fix_layout(writer: PackWriter, plan: ConversionPlan) -> None:
         writer.add_layer(layer, experts.num_experts, experts.parts)
     for name, dtype, shape in plan.shared:
         writer.add_shared(name, dtype, shape)
+
+
+def _check_quantizable(
+    checkpoint: Checkpoint, description: ModelDescription, files: SourceFiles | None
+) -> None:
+    if description.config.get("byte_order") == "big":
+        raise UnsupportedError(
+            f"{checkpoint.path}: is big-endian, and only little-endian numbers can be quantized"
+        )
+    if files is not None and files.discards:
+        raise UsageError(
+            "a source whose files are given up one by one cannot be quantized: convert it, then quantize"
+        )
+
+
+def _check_room(writer: PackWriter, checkpoint: Checkpoint, plan: ConversionPlan) -> None:
+    used_nbytes, used_files = writer.folder.used()
+    check_space(
+        writer.path,
+        writer.planned_nbytes + plan.kept_nbytes - used_nbytes,
+        writer.planned_num_files + len(checkpoint.files) - used_files,
+    )
+
+
+def _copy_files(
+    tools: CopyTools, checkpoint: Checkpoint, plan: ConversionPlan
+) -> tuple[tuple[SourceFile, ...], int]:
+    """Return what the manifest says of the files, and how many bytes an interrupted conversion had copied."""
+    with CopyLanes(1 + tools.jobs, tools.buffer_nbytes + SLACK_NBYTES) as lanes:
+        copies = [
+            FileCopy(tools, lanes, number, *file)
+            for number, file in enumerate(zip(checkpoint.files, plan.files, strict=True))
+        ]
+        copied = tuple(copy.run() for copy in copies)
+    return copied, sum(copy.recalled_nbytes for copy in copies)
 
 
 @contextmanager

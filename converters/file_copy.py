@@ -50,7 +50,6 @@ class CopyTools:
     """What the copies of all files of a conversion share."""
 
     writer: PackWriter
-    lanes: CopyLanes
     journal: Journal
     files: SourceFiles
     jobs: int  # writing lanes, beside the hashing one
@@ -62,10 +61,13 @@ class CopyTools:
 class FileCopy:
     """The copy of one source file; run() does it."""
 
-    def __init__(self, tools: CopyTools, number: int, file: CheckpointFile, plan: FilePlan) -> None:
+    def __init__(
+        self, tools: CopyTools, lanes: CopyLanes, number: int, file: CheckpointFile, plan: FilePlan
+    ) -> None:
         """Prepare; number is the file's place in the checkpoint."""
         self.recalled_nbytes = 0  # taken over from an interrupted conversion
         self._tools = tools
+        self._lanes = lanes
         self._number = number
         self._file = file
         self._plan = plan
@@ -85,7 +87,7 @@ class FileCopy:
             reader: SourceReader | None = None
             for batch in self._batches():
                 batch.known = known.get((batch.offset, batch.nbytes))
-                buffer = tools.lanes.lend(partial(self._note, batch))
+                buffer = self._lanes.lend(partial(self._note, batch))
                 view = buffer.view[: batch.nbytes]
                 if batch.known is not None and self._recall(batch, view):
                     batch.recalled = True
@@ -94,11 +96,11 @@ class FileCopy:
                     if reader is None:
                         reader = stack.enter_context(SourceReader(tools.files.fetch(file)))
                     view = reader.read(buffer.view, batch.offset, batch.nbytes)
-                    tools.lanes.give(_HASH_LANE, buffer, partial(self._hash, batch, view))
+                    self._lanes.give(_HASH_LANE, buffer, partial(self._hash, batch, view))
                 self._distribute(batch, buffer, view)
                 buffer.release()
                 tools.progress(batch.nbytes)
-            tools.lanes.drain()
+            self._lanes.drain()
             if reader is not None:
                 reader.check_unchanged()
         if tools.files.identity(file) != identity:
@@ -143,7 +145,7 @@ class FileCopy:
         """Fill view from the pack; tell whether it, and everything before it, is what the source had."""
         if not self._read_back(batch, view):
             return False
-        self._tools.lanes.drain(_HASH_LANE)  # a batch before this one may have come from the source
+        self._lanes.drain(_HASH_LANE)  # a batch before this one may have come from the source
         digest = self._digest.copy()
         digest.update(view)
         if digest.hexdigest() != batch.known:
@@ -189,7 +191,7 @@ class FileCopy:
                 work = partial(self._convert, conversion, piece, raw)
             todo.setdefault(lane % self._tools.jobs, []).append(work)
         for number, works in todo.items():
-            self._tools.lanes.give(_HASH_LANE + 1 + number, buffer, partial(_run_all, works))
+            self._lanes.give(_HASH_LANE + 1 + number, buffer, partial(_run_all, works))
 
     def _conversion(self, piece: Piece) -> TensorConversion | None:
         quantized = self._tools.quantized
@@ -213,7 +215,7 @@ class FileCopy:
             return  # it was all read back a moment ago
         digest = hashlib.sha256()
         for batch in self._batches():
-            buffer = self._tools.lanes.lend()
+            buffer = self._lanes.lend()
             view = buffer.view[: batch.nbytes]
             if self._read_back(batch, view):
                 digest.update(view)
