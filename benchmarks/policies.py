@@ -2,9 +2,9 @@
 
     python -m benchmarks.policies [--models ../shared/models] [--resident 10,25,50,75]
 
-The model runs its prompt sets (a prefill each, then 48 greedy tokens) and its held-out text, each as a session of its own
-that starts with an empty cache; the held-out text is replayed token by token, as if it had been decoded. Then every policy
-replays them all with room for a share of the experts. Nothing here is timed but the last table.
+The model runs its prompt sets (a prefill each, then 48 greedy tokens) and its held-out text, each as a session of its
+own that starts with an empty cache; the held-out text is replayed token by token, as if it had been decoded. Then every
+policy replays them all with room for a share of the experts. Nothing here is timed but the last table.
 """
 
 from __future__ import annotations

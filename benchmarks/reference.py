@@ -2,8 +2,8 @@
 
     python -m benchmarks.reference --source qwen3moe-8g.gguf --pack qwen3moe-8g.lmpack --ram 3200MiB
 
-The reference pack is made for this run. Each turn is an `lmpack bench` of its own, from a page cache
-that has forgotten both; its first prompt and answer are not timed. The two take turns, so that a busy machine slows both.
+The reference pack is made for this run. Each turn is an `lmpack bench` of its own, from a page cache that has forgotten
+both; its first prompt and answer are not timed. The two take turns, so that a busy machine slows both.
 """
 
 from __future__ import annotations

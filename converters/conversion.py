@@ -5,7 +5,6 @@ The result does not depend on the number of threads, nor on how often the conver
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from lmpack.compression import compress_files
 from lmpack.drive import check_space
 from lmpack.errors import StorageError, UnsupportedError, UsageError
 from lmpack.expert_key import ExpertKey
+from lmpack.jobs import writing_jobs
 from lmpack.manifest import ExpertEntry, Manifest, pack_id_of
 from lmpack.pack_files import expected_files
 from lmpack.pack_writer import PackWriter
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from converters.quantization import Quantization
     from lmpack.manifest import SourceFile
 
-MAX_JOBS = 64
 _NO_HASH = "0" * 64
 
 
@@ -78,17 +77,15 @@ def convert(
 
     With compress, the pack is compressed; progress then gets its bytes as well. A quantization gives
     tensors other dtypes; such a pack cannot give its source back. With reference, the weights stay where they are: the
-    source is read once for its checksums, and the pack refers to it. With resume, what an interrupted conversion left in
-    `dst.partial` is checked and taken over; what was quantized is done again. files hands out the checkpoint's files;
-    by default they are where the checkpoint found them. Raises CheckpointError or
-    UnsupportedError for the source, UsageError when dst exists or what is to be resumed is about something else,
-    StorageError when the drive refuses. The source's files are read once, memory stays under 300 MB (more only when
-    one part of one expert is larger than 100 MB), and the pack is the same whatever jobs is.
+    source is read once for its checksums, and the pack refers to it. With resume, what an interrupted conversion left
+    in `dst.partial` is checked and taken over; what was quantized is done again. files hands out the checkpoint's
+    files; by default they are where the checkpoint found them. Raises CheckpointError or UnsupportedError for the
+    source, UsageError when dst exists or what is to be resumed is about something else, StorageError when the drive
+    refuses. The source's files are read once, memory stays under 300 MB (more only when one part of one expert is
+    larger than 100 MB), and the pack is the same whatever jobs is.
     """
     started = time.perf_counter()
-    jobs = _default_jobs() if jobs is None else jobs
-    if not 1 <= jobs <= MAX_JOBS:
-        raise UsageError(f"--jobs {jobs}: expected 1 to {MAX_JOBS}")
+    jobs = writing_jobs(jobs)
     if reference and (resume or compress or quantization is not None or files is not None):
         raise UsageError(
             "--reference writes no weights and needs a source that stays: there is nothing to resume, to compress or to "
@@ -158,10 +155,6 @@ def convert(
 
 def _ignore(_: int) -> None:
     pass
-
-
-def _default_jobs() -> int:
-    return min(8, max(2, os.cpu_count() or 2))
 
 
 def _fix_layout(writer: PackWriter, plan: ConversionPlan) -> None:

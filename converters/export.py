@@ -62,11 +62,12 @@ def export(
         )
     files = pack.manifest.source.files
     for file in files:
-        for path in (dst / file.name, _partial(dst / file.name)):
+        for path, advice in (
+            (dst / file.name, "export overwrites nothing; choose another folder, or delete it"),
+            (_partial(dst / file.name), "an export that was killed left it; delete it first"),
+        ):
             if os.path.lexists(path):
-                raise UsageError(
-                    f"{path}: exists, and export overwrites nothing; choose another folder or delete it"
-                )
+                raise UsageError(f"{path}: exists; {advice}")
     nbytes = sum(file.nbytes for file in files)
     check_space(dst, nbytes, len(files))
     for file in files:

@@ -1,4 +1,4 @@
-"""Downloads: files of a repository brought to the drive, each resumed where it stopped and checked before it has its name."""
+"""Downloads: files of a repository brought to the drive, resumed where they stopped, checked before they get a name."""
 
 from __future__ import annotations
 

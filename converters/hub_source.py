@@ -41,7 +41,7 @@ class HubSource:
         cache: HubCache | None,
         progress: Callable[[int], None],
     ) -> None:
-        """Keep stand-ins and small files below folder; weights go to the cache, or without one to folder for a while."""
+        """Keep stand-ins and small files below folder; weights go to the cache, or without one to folder as well."""
         self.repo = repo
         self.weights = {file.name: file for file in weights}
         self.others = {file.path: file for file in others}

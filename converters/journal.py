@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from lmpack.drive import storage_errors, try_lock
 from lmpack.errors import UsageError
+from lmpack.manifest import MANIFEST_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,11 +32,17 @@ class Journal:
     def __init__(self, path: Path, layout_id: str) -> None:
         """Open or begin the journal at path.
 
-        Raises UsageError when another process holds it, or when it is about a pack with another layout.
+        Raises UsageError when another process holds it, when it is about a pack with another layout, or when there
+        is none beside files that some other command must have left.
         """
         self._path = path
         self._files: dict[int, tuple[str, Batches]] = {}
         with storage_errors(path):
+            found = os.listdir(path.parent)
+            if found and path.name not in found and MANIFEST_FILE not in found:
+                raise UsageError(
+                    f"{path.parent}: no conversion left it, for there is no journal in it; delete it, then run it again"
+                )
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             try:
                 self._lock()

@@ -50,6 +50,10 @@ class Quantization:
         rules: list[tuple[str, str]] = []
         for rule in text.split(","):
             pattern, has_pattern, name = rule.strip().rpartition("=")
+            if not name:
+                raise UsageError(
+                    f"--quantize {text!r}: a rule has no type; expected [NAMES=]TYPE,... as in experts=q4_K,shared=q8_0"
+                )
             dtype = KEEP if name == KEEP else name.upper()
             if dtype not in (*QUANTIZED_DTYPES, *FLOAT_DTYPES, KEEP):
                 known = ", ".join((*QUANTIZED_DTYPES, *FLOAT_DTYPES))

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 import zstandard
 
 from converters.byte_origin import LocalOrigin
+from converters.origin_check import origin_manifest, refuse_other_checkpoint, refuse_other_pack
 from converters.source_map import SourceMap, SourcePiece
 from lmpack.compression import compress_tensors
 from lmpack.drive import alone_in, check_space, read_into, storage_errors, sync_path, write_from
 from lmpack.dtype import dtype_nbytes
-from lmpack.errors import CheckpointError, ManifestError, PackError, StorageError, UsageError
-from lmpack.manifest import MANIFEST_FILE, MAX_MANIFEST_NBYTES, Manifest
+from lmpack.errors import CheckpointError, PackError, StorageError
+from lmpack.manifest import MANIFEST_FILE
 from lmpack.pack import read_manifest
 from lmpack.pack_files import Problem, expected_files
-from lmpack.reference import CONVERT_AGAIN
 from lmpack.validation import FileRange, ValidationReport, check_files, file_ranges, validate
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from converters.byte_origin import ByteOrigin
     from converters.importance_matrix import ImportanceMatrix
     from converters.source_map import RangeContents
+    from lmpack.manifest import Manifest
 
 UNFINISHED_FILE = "unfinished.repair"
 """Where the pack has a file that is not good yet."""
@@ -60,7 +61,8 @@ def repair(
     """Replace the files that validate() found to be bad, then validate again; progress is validate's.
 
     What was quantized or compressed is so again; imatrix is the importance matrix that was used. Files that the
-    manifest does not name stay. Raises PackError when the manifest itself is bad and the origin has no better one,
+    manifest does not name stay, and so do the files that a reference pack refers to. Raises UsageError when the origin
+    belongs to another model or form, PackError when the manifest itself is bad and the origin has no better one,
     StorageError when the drive refuses: files that are not good yet are as they were.
     """
     folder, problems = Path(pack), tuple(problems)
@@ -77,8 +79,6 @@ def repair(
             repaired.append(MANIFEST_FILE)
         else:
             manifest = read_manifest(folder)
-        if manifest.is_reference:
-            raise UsageError(f"{folder}: holds no weights to repair; {CONVERT_AGAIN}")
         expected = expected_files(manifest)
         keys = {problem.file: problem.key for problem in problems if problem.file in expected}
         repairing = _Repairing(folder, manifest, origin, imatrix)
@@ -87,8 +87,17 @@ def repair(
                 repairing.rebuild(file)
                 repaired.append(file)
             except (PackError, CheckpointError) as error:
+                if not repaired and not failed:  # nothing has shown yet that the origin is the right one
+                    _refuse_stranger(origin, manifest, folder)
                 failed.append(Problem(file, key, str(error)))
     return RepairReport(tuple(repaired), tuple(failed), validate(folder, jobs=jobs, progress=progress))
+
+
+def _refuse_stranger(origin: ByteOrigin, manifest: Manifest, folder: Path) -> None:
+    if origin.is_pack:
+        refuse_other_pack(origin, manifest, folder)
+    else:
+        refuse_other_checkpoint(origin, manifest.source, folder)
 
 
 class _Repairing:
@@ -223,14 +232,7 @@ def _fetch_manifest(folder: Path, origin: ByteOrigin) -> tuple[Manifest, tuple[P
         raise PackError(
             f"{where}: a checkpoint cannot restore it; name another copy of the pack, or convert again"
         )
-    nbytes = origin.nbytes(MANIFEST_FILE)
-    if nbytes > MAX_MANIFEST_NBYTES:
-        raise ManifestError(
-            f"{origin.name}: its manifest has {nbytes} bytes, expected at most {MAX_MANIFEST_NBYTES}"
-        )
-    raw = bytearray(nbytes)
-    origin.read(MANIFEST_FILE, 0, memoryview(raw))
-    manifest = Manifest.parse(bytes(raw), Path(origin.name) / MANIFEST_FILE)
+    raw, manifest = origin_manifest(origin)
     expected = expected_files(manifest)
     problems, _ = check_files(folder, manifest, expected)
     bad = {problem.file for problem in problems}
@@ -239,7 +241,7 @@ def _fetch_manifest(folder: Path, origin: ByteOrigin) -> tuple[Manifest, tuple[P
             f"{origin.name}: is another pack; no file of {folder} has the bytes that its manifest wants"
         )
     with _replacing(folder, MANIFEST_FILE) as descriptor:
-        write_from(memoryview(raw), descriptor, 0)
+        write_from(raw, descriptor, 0)
     return manifest, problems
 
 

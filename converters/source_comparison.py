@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -11,10 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from converters.origin_check import refuse_other_checkpoint
 from converters.pack_extent import PIECE_NBYTES, Extent, extent_pieces, source_extents
 from lmpack.decompression import Decompressor
 from lmpack.errors import PackError, UnsupportedError, UsageError
+from lmpack.jobs import reading_jobs
 from lmpack.pack_files import Problem, expected_files
+from lmpack.source_file import KEPT_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +44,8 @@ def compare_with_source(
 ) -> tuple[Problem, ...]:
     """Return where a pack and a checkpoint differ; progress gets, from any thread, the source bytes just compared.
 
-    Raises UsageError when the origin is a pack, UnsupportedError when the pack's tensors were converted.
+    Raises UsageError when the origin is a pack or the checkpoint of another, UnsupportedError when the pack's tensors
+    were converted.
     """
     if origin.is_pack:
         raise UsageError(
@@ -50,6 +53,7 @@ def compare_with_source(
         )
     if not pack.manifest.reproducible:
         raise UnsupportedError(f"{pack.path}: does not hold its source's bytes: {pack.manifest.reason}")
+    refuse_other_checkpoint(origin, pack.manifest.source, pack.path)
     problems: list[Problem] = []
     places: list[_Place] = []
     for file in pack.manifest.source.files:
@@ -73,9 +77,19 @@ def compare_with_source(
             offset += extent.source_nbytes
     keys = {file: expected.key for file, expected in expected_files(pack.manifest).items()}
     check = partial(_compare, pack, origin, keys, local(), progress or (lambda _: None))
-    with ThreadPoolExecutor(jobs or min(16, os.cpu_count() or 1)) as pool:
-        problems += filter(None, pool.map(check, places))
-    return tuple(problems)
+    with ThreadPoolExecutor(reading_jobs(jobs)) as pool:
+        found = list(pool.map(check, places))
+    weights = [
+        problem
+        for place, problem in zip(places, found, strict=True)
+        if pack.path / KEPT_FOLDER not in place.extent.path.parents
+    ]
+    if weights and None not in weights:
+        raise UsageError(
+            f"{origin.name}: is not what {pack.path} was made from: its files have the same names and sizes, and none "
+            "of the tensors has the same bytes; name that checkpoint"
+        )
+    return (*problems, *filter(None, found))
 
 
 def _compare(

@@ -125,11 +125,12 @@ def _manifest_seeds() -> list[bytes]:
     contents = [gguf_matrix.CONTENTS[name] for name in ("fused", "biases, per expert", "no experts")]
     with TemporaryDirectory() as folder:
         gguf = Path(folder) / "m.gguf"
-        packs = [Path(folder) / f"{number}.lmpack" for number in range(2 * len(contents))]
+        packs = [Path(folder) / f"{number}.lmpack" for number in range(3 * len(contents))]
         for number, content in enumerate(contents):
             gguf.write_bytes(gguf_bytes(content.tensors, METADATA))
-            convert(gguf, packs[2 * number])
-            convert(gguf, packs[2 * number + 1], compress=True)
+            convert(gguf, packs[3 * number])
+            convert(gguf, packs[3 * number + 1], compress=True)
+            convert(gguf, packs[3 * number + 2], reference=True)
         return [(pack / MANIFEST_FILE).read_bytes() for pack in packs]
 
 

@@ -31,6 +31,8 @@ _ADVICE = {
     errno.EIO: "the drive reports an input/output error; check it before you trust it",
 }
 
+_FILE_NBYTES = 4096
+"""What a file takes besides its bytes, and more: a name, an inode, the rest of its last block."""
 _CANNOT_LOCK = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
 
 
@@ -45,7 +47,8 @@ def existing_parent(path: Path) -> Path:
 def check_space(path: Path, nbytes: int, num_files: int) -> None:
     """Raise StorageError when the drive that path would be on lacks room for these bytes and files.
 
-    The path itself need not exist; only what an ordinary user may fill counts.
+    Room that the file system needs for itself is counted in. The path itself need not exist; only what an ordinary user
+    may fill counts.
     """
     existing = existing_parent(path)
     with storage_errors(existing):
@@ -54,18 +57,20 @@ def check_space(path: Path, nbytes: int, num_files: int) -> None:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         if not existing.is_dir():
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    free_nbytes = drive.f_bavail * drive.f_frsize
-    if free_nbytes < nbytes:
-        raise StorageError(
-            f"{path}: needs {format_nbytes(nbytes)}, {existing} has {format_nbytes(free_nbytes)} free; "
-            "free some space or choose another drive"
-        )
     if (
         drive.f_files and drive.f_favail < num_files
     ):  # btrfs and others report no inodes at all: they never run out
         raise StorageError(
             f"{path}: needs {num_files} files, {existing} has only {drive.f_favail} inodes free; "
             "delete small files or choose another drive"
+        )
+    free_nbytes = drive.f_bavail * drive.f_frsize
+    # btrfs has 4 bytes of checksums for each 4,096; four times that is set aside
+    nbytes += nbytes // 256 + num_files * _FILE_NBYTES
+    if free_nbytes < nbytes:
+        raise StorageError(
+            f"{path}: needs {format_nbytes(nbytes)}, {existing} has {format_nbytes(free_nbytes)} free; "
+            "free some space or choose another drive"
         )
 
 

@@ -1,7 +1,7 @@
 """The errors lmpack raises on purpose; anything else is a bug and may show a traceback.
 
 LmpackError                 exit code 1
-├── UsageError              exit code 2: what the user gave cannot work: a flag, a path, a text, a set of prompts, a limit
+├── UsageError              exit code 2: what the user gave cannot work: a flag, a path, a text, some prompts, a limit
 ├── CheckpointError         a source GGUF or safetensors is broken, incomplete or lies
 ├── PackError               a pack is broken
 │   └── ManifestError       its manifest.json cannot be trusted

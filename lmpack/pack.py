@@ -29,11 +29,7 @@ def read_manifest(path: Path) -> Manifest:
         raise PackError(f"{path}: not a folder; a pack is a folder with a {MANIFEST_FILE}")
     where = path / MANIFEST_FILE
     if not os.path.lexists(where):
-        hint = (
-            "; an interrupted conversion left it: run lmpack convert --resume"
-            if path.suffix == ".partial"
-            else ""
-        )
+        hint = "; a command that was interrupted left it: run that again" if path.suffix == ".partial" else ""
         raise ManifestError(f"{path}: no {MANIFEST_FILE}, so it is not a pack{hint}")
     try:
         raw = read_regular_file(where, most=MAX_MANIFEST_NBYTES)

@@ -27,7 +27,7 @@ from lmpack.manifest import (
     TensorInfo,
     check_description,
 )
-from lmpack.partial_folder import DELETE_IT, RESUME_IT, PartialFolder
+from lmpack.partial_folder import PartialFolder
 from lmpack.reference import Reference
 from lmpack.source_file import KEPT_FOLDER, check_relative_path
 from lmpack.storage import RAW_STORAGE, REFERENCE_STORAGE
@@ -74,7 +74,7 @@ class PackWriter:
         self.path = Path(path) if named else Path(os.path.abspath(path))
         self.page_size = page_size
         self._is_reference = is_reference
-        self.folder = PartialFolder(self.path, resume=resume, advice=DELETE_IT if is_reference else RESUME_IT)
+        self.folder = PartialFolder(self.path, resume=resume, is_resumable=not is_reference)
         self._layers: dict[int, LayerProgress] = {}
         self._shared: dict[str, tuple[TensorInfo, StreamProgress]] = {}
         self._shared_end = 0

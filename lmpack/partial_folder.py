@@ -26,8 +26,8 @@ JOURNAL_FILE = "journal"
 REPLACEMENT_SUFFIX = ".new"
 """What is added to a file's name while another form of it is written beside it."""
 _UNFINISHED_MANIFEST = MANIFEST_FILE + PARTIAL_SUFFIX
-DELETE_IT = "a command that was killed left it; delete it first"
-RESUME_IT = "an interrupted conversion left it: continue it with --resume, or delete it first"
+_DELETE_IT = "a command that was killed left it; delete it first"
+_RESUME_IT = "an interrupted conversion left it: continue it with --resume, or delete it first"
 
 
 class PartialFolder:
@@ -36,15 +36,19 @@ class PartialFolder:
     With resume the folder of an interrupted run is taken over as it is; without, one that exists is refused.
     """
 
-    def __init__(self, destination: Path, *, resume: bool, advice: str = RESUME_IT) -> None:
-        """Refuse (UsageError) what stands in the way, a partial folder with advice; nothing is created yet."""
+    def __init__(self, destination: Path, *, resume: bool, is_resumable: bool = True) -> None:
+        """Refuse (UsageError) what stands in the way, with advice; nothing is created yet.
+
+        is_resumable says whether a partial folder of the caller's can be taken over, once there is a journal in it.
+        """
         _refuse_existing(destination, "choose another name, or delete it first")
         self.destination = destination
         self.path = destination.with_name(destination.name + PARTIAL_SUFFIX)
         self.resume = resume
         self._created = False
         if not resume:
-            _refuse_existing(self.path, advice)
+            begun = any(os.path.lexists(self.path / file) for file in (JOURNAL_FILE, MANIFEST_FILE))
+            _refuse_existing(self.path, _RESUME_IT if is_resumable and begun else _DELETE_IT)
 
     def create(self) -> None:
         """Make the folder, once; raises StorageError when it has appeared meanwhile and is not to be resumed."""

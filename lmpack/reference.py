@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lmpack.source_places import SourcePlace
     from lmpack.tensor_info import TensorInfo
 
-CONVERT_AGAIN = "put back the checkpoint that the pack was made from, or convert again"
+CONVERT_AGAIN = "put the checkpoint back (a link to it will do), or convert it where it is: lmpack convert SRC DST --reference"
 _MAGIC = {"gguf": (0, b"GGUF"), "safetensors": (8, b"{")}  # where every file of this kind has which bytes
 _READ_NBYTES = 1 << 20
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from lmpack.errors import PackError, StorageError
 from lmpack.expert_key import ExpertKey
+from lmpack.jobs import reading_jobs
 from lmpack.pack_files import Problem
 from lmpack.reference import CONVERT_AGAIN, FileExtent, Reference, read_extent
 
@@ -51,7 +52,7 @@ def check_reference(
     if problems or quick:
         return problems, 0
     check = partial(_check, progress or (lambda _: None))
-    with ThreadPoolExecutor(jobs or min(16, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(reading_jobs(jobs)) as pool:
         problems = tuple(filter(None, pool.map(check, _referenced(manifest, reference))))
     return problems, referenced_nbytes(manifest)
 

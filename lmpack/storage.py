@@ -24,7 +24,7 @@ STORAGES = (RAW_STORAGE, ZSTD_STORAGE, REFERENCE_STORAGE)
 
 RAW_ENCODING = "raw"
 PIECE_NBYTES = 1 << 20
-"""Bytes of a tensor that are compressed together: what a reader needs as scratch, and what stays in a core's cache between two passes."""
+"""Bytes of a tensor that are compressed together: a reader's scratch, which stays in a core's cache between passes."""
 LEAST_FRAME_NBYTES = 9
 """No frame is shorter, so no small file can claim to hold a terabyte of zeros."""
 

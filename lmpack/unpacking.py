@@ -17,7 +17,7 @@ from lmpack.expert_key import ExpertKey
 from lmpack.manifest import PROFILES_FOLDER, SHARED_FILE
 from lmpack.pack import Pack, map_file
 from lmpack.pack_files import expected_files, found_files
-from lmpack.partial_folder import DELETE_IT, PartialFolder
+from lmpack.partial_folder import PartialFolder
 from lmpack.reference_check import referenced_nbytes
 from lmpack.storage import RAW_STORAGE
 
@@ -55,7 +55,7 @@ def unpack(
     manifest = pack.manifest.uncompressed()
     files = expected_files(manifest)
     nbytes = sum(file.nbytes for file in files.values())
-    folder = PartialFolder(Path(dst), resume=False, advice=DELETE_IT)
+    folder = PartialFolder(Path(dst), resume=False)
     check_space(Path(dst), nbytes, len(files) + len(manifest.layers))
     folder.create()
     with folder.discarded_on_failure():

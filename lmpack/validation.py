@@ -15,8 +15,9 @@ from threading import local
 from typing import TYPE_CHECKING
 
 from lmpack.decompression import Decompressor
-from lmpack.errors import ManifestError, PackError, StorageError, UsageError
+from lmpack.errors import ManifestError, PackError, StorageError
 from lmpack.expert_key import ExpertKey
+from lmpack.jobs import reading_jobs
 from lmpack.manifest import MANIFEST_FILE, SHARED_FILE
 from lmpack.pack import map_file, read_manifest
 from lmpack.pack_files import Problem, expected_files, extra_files, found_files, open_regular, wrong_files
@@ -33,7 +34,6 @@ __all__ = ["FileRange", "Problem", "ValidationReport", "check_files", "file_rang
 
 READ_NBYTES = 8 * 1024 * 1024
 """Large enough that a drive streams, small enough that sixteen threads need 128 MiB."""
-MAX_JOBS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,7 @@ def validate(
     folder; everything else that is wrong is a Problem of the report, in the manifest's order.
     """
     start = time.perf_counter()
-    if jobs is not None and not 1 <= jobs <= MAX_JOBS:
-        raise UsageError(f"jobs {jobs}: expected 1 to {MAX_JOBS}")
+    jobs = reading_jobs(jobs)
     folder = Path(path)
     try:
         manifest = read_manifest(folder)
@@ -128,7 +127,7 @@ def check_files(
         bad = {problem.file for problem in problems}
         ranges = [item for item in file_ranges(manifest) if item.file not in bad]
         checker = _Checker(folder, manifest, progress)
-        with ThreadPoolExecutor(jobs or min(16, os.cpu_count() or 1)) as pool:
+        with ThreadPoolExecutor(reading_jobs(jobs)) as pool:
             problems += filter(None, pool.map(checker.check, ranges))
         nbytes = sum(item.end - item.offset for item in ranges)
     if manifest.is_reference:

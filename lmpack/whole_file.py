@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Open what takes path's name when the block ends, on the drive by then; a file already there is replaced.
 
-    When the block fails, path is as it was and nothing lies beside it. An OSError becomes a StorageError that names
-    path.
+    Folders above it that are missing are made. When the block fails, path is as it was and nothing lies beside it. An
+    OSError becomes a StorageError that names path.
     """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # two runs may write it at once
     try:
         with storage_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
             with open(partial, "wb") as file:
                 yield file
                 file.flush()

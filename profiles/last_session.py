@@ -54,8 +54,6 @@ class LastSession:
 
     def save(self, keys: Sequence[ExpertKey]) -> None:
         """Remember the experts, the best first; raises StorageError."""
-        with storage_errors(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(self.path) as file:
             file.write(json.dumps({"version": _VERSION, "experts": keys}).encode())
 

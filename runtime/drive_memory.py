@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from lmpack.cache_folder import cache_folder
-from lmpack.drive import storage_errors
 from lmpack.errors import StorageError
 from lmpack.strict_json import JsonError, parse_json
 from lmpack.whole_file import whole_file
@@ -46,8 +45,6 @@ def remember_rates(path: Path, expert_nbytes: int, rates: Rates) -> str:
     drives = {**_read(), drive_id(path, expert_nbytes): rates}
     try:
         memory = drive_memory_file()
-        with storage_errors(memory):
-            memory.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(memory) as file:
             file.write(json.dumps(drives, indent=1).encode())
     except StorageError as error:

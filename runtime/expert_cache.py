@@ -239,7 +239,7 @@ class ExpertCache:
             raise
 
     def _end(self, fetch: Fetch, whole: bool) -> None:
-        """Make what a fetch read resident, or give all its slots back; an interrupt may lose one, never give it twice."""
+        """Make what a fetch read resident, or give all its slots back; an interrupt may lose one, not give it twice."""
         self.read_s += fetch.waited_s
         reads, fetch.waited_s = fetch.reads, 0.0
         if whole:

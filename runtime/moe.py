@@ -105,7 +105,7 @@ class MoE:
     def _decode(self, x: Tensor, experts: list[int], guess: list[int] | None) -> Tensor:
         """One token's: [1, hidden] -> [top_k, hidden]; those that are resident first, the others as they are read."""
         bank = self.cache.bank(self.layer)
-        # Here, because torch gives the interpreter away while it allocates: readers that have just been started take it.
+        # Here, because torch gives the interpreter away while it allocates: readers that were just started take it.
         outputs = x.new_empty(len(experts), x.shape[1])
         if self.prefetcher is not None:
             fetch = self.prefetcher.begin(self.layer, experts, guess)

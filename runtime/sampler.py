@@ -20,8 +20,8 @@ class SamplingParams:
     """How tokens are drawn; the default is greedy. Filters apply in the order top_k, top_p, min_p.
 
     temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off; repetition_penalty 1 is off and looks back
-    over `repetition_window` tokens; logprobs is how many of the best log-probabilities to report per token; ignore_eos keeps going
-    where the model would stop.
+    over `repetition_window` tokens; logprobs is how many of the best log-probabilities to report per token; ignore_eos
+    keeps going where the model would stop.
     """
 
     temperature: float = 0.0

@@ -63,9 +63,11 @@ def test_a_budget_that_is_too_small_is_found_out_first(
 def test_a_chart_that_cannot_be_written_is_found_out_first(
     demo_pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "file").write_bytes(b"")
     for chart, expected in (
-        (tmp_path / "none" / "chart.svg", "does not exist; make it first"),
+        (tmp_path / "file" / "chart.svg", "is a file, not a folder"),
         (demo_pack / "chart.svg", "would damage the pack"),
+        (demo_pack / "new" / "chart.svg", "would damage the pack"),
     ):
         assert run(["bench", str(demo_pack), *SHORT, "--plot", str(chart)]) == 2
         shown, told = capsys.readouterr()

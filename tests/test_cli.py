@@ -136,19 +136,32 @@ def test_a_current_folder_that_was_deleted_is_an_error_of_one_line(tmp_path: Pat
     assert ended.stderr == "lmpack: error: the current folder has been deleted; change to another one\n"
 
 
-def test_ctrl_c_ends_with_exit_code_130_and_no_traceback() -> None:
-    # A shell's background job ignores SIGINT, and so do its children.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    process = subprocess.Popen([*LMPACK, "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    signal.signal(signal.SIGINT, before)
+@pytest.mark.parametrize(
+    ("ending", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_command_that_is_told_to_end_cleans_up_and_shows_no_traceback(
+    tmp_path: Path, ending: signal.Signals, exit_code: int
+) -> None:
+    # A shell's background job ignores SIGINT, one under nohup SIGHUP, and so do their children.
+    before = signal.signal(ending, signal.default_int_handler)
+    process = subprocess.Popen(
+        [*LMPACK, "demo"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )
+    signal.signal(ending, before)
     with process:
         assert process.stdout is not None
         while "[1/" not in process.stdout.readline():
             pass
-        process.send_signal(signal.SIGINT)
+        assert [path.name[:12] for path in tmp_path.iterdir()] == ["lmpack-demo-"]
+        process.send_signal(ending)
         _, errors = process.communicate()
-    assert process.returncode == 130
+    assert process.returncode == exit_code
     assert "Traceback" not in errors
+    assert not list(tmp_path.iterdir())
 
 
 def test_help_loads_neither_torch_nor_numpy() -> None:

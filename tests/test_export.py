@@ -56,9 +56,18 @@ def test_a_split_set_comes_back_whichever_shard_opened_it(
 def test_a_file_that_exists_is_never_overwritten(tmp_path: Path, pack: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "m.gguf").write_text("mine")
-    with pytest.raises(UsageError, match=r"m\.gguf: exists, and export overwrites nothing"):
+    with pytest.raises(UsageError, match=r"m\.gguf: exists; export overwrites nothing"):
         export(pack, tmp_path / "out")
     assert (tmp_path / "out" / "m.gguf").read_text() == "mine"
+
+
+def test_what_a_killed_export_left_is_called_so(tmp_path: Path, pack: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "m.gguf.partial").write_bytes(b"half")
+    with pytest.raises(
+        UsageError, match=r"m\.gguf\.partial: exists; an export that was killed left it; delete it"
+    ):
+        export(pack, tmp_path / "out")
 
 
 @pytest.mark.parametrize("folder", ["m.lmpack", "m.lmpack/experts/new", "other.lmpack"])

@@ -104,8 +104,19 @@ def test_too_little_room_is_known_before_a_byte_is_written(
     result = lmpack("convert", demo_gguf, drive / "m.lmpack")
     assert result.returncode == 1
     assert (
-        f"needs 24.0 MiB, {drive} has 10.0 MiB free; free some space or choose another drive" in result.stderr
+        f"needs 24.9 MiB, {drive} has 10.0 MiB free; free some space or choose another drive" in result.stderr
     )
+    assert os.listdir(drive) == []
+
+
+def test_room_for_the_bytes_alone_is_not_enough(
+    mount: Callable[..., Path], demo_gguf: Path, demo_pack: Path
+) -> None:
+    nbytes = sum(-(-len(raw) // 4096) * 4096 for raw in files_below(demo_pack).values())
+    drive = mount(f"size={nbytes}")
+    result = lmpack("convert", demo_gguf, drive / "m.lmpack")
+    assert result.returncode == 1
+    assert f"needs 24.9 MiB, {drive} has 24." in result.stderr
     assert os.listdir(drive) == []
 
 
@@ -181,7 +192,7 @@ def test_a_repair_without_room_leaves_the_pack_as_it_was_and_goes_on_later(
         drive = os.statvfs(damaged)
         filler.write_bytes(bytes((drive.f_bavail - 1) * drive.f_frsize))
         full = lmpack(*repair)
-        assert f"{damaged}: needs 108.0 KiB, {damaged} has 4.0 KiB free; free some space" in full.stderr
+        assert f"{damaged}: needs 112.4 KiB, {damaged} has 4.0 KiB free; free some space" in full.stderr
     else:
         full = lmpack(*repair, script=("-c", WHILE_ANOTHER_FILLS_THE_DRIVE, ".repair", str(filler)))
         assert (

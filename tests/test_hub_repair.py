@@ -90,7 +90,7 @@ def test_another_revision_is_asked_by_its_name(hub: HubServer, pack: Path) -> No
     hub.add(REPO, {"m-F16.gguf": b"not this one"})
     hub.set_branch(REPO, "v2", {"m-F16.gguf": gguf_bytes(moe_tensors(), METADATA)})
     damage(pack / "experts/L001/E0002.bin")
-    assert run(["validate", str(pack), "--repair", REPO]) == 1
+    assert run(["validate", str(pack), "--repair", REPO]) == 2
     assert run(["validate", str(pack), "--repair", REPO, "--revision", "v2"]) == 0
     assert validate(pack).ok
 
@@ -115,7 +115,7 @@ def test_a_quantized_and_compressed_expert_is_made_again_from_its_byte_ranges(
 def test_other_bytes_are_refused_and_the_bad_file_stays(
     hub: HubServer, pack: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hub.add(REPO, {"m-F16.gguf": bytes(200_000)})
+    hub.add(REPO, {"m-F16.gguf": bytes(len(gguf_bytes(moe_tensors(), METADATA)))})
     damage(pack / "experts/L001/E0002.bin")
     damaged = (pack / "experts/L001/E0002.bin").read_bytes()
     assert run(["validate", str(pack), "--repair", REPO]) == 1

@@ -1,4 +1,4 @@
-"""Each operation as ggml records it, against torch's of the same block; torch's own are checked by formulas elsewhere."""
+"""Each operation as ggml records it, against torch's of the same block; those are checked by formulas elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damage at random: every changed byte of a pack is found in its file, every changed manifest is refused or harmless."""
+"""Damage at random: every changed byte of a pack is found in its file, a changed manifest is refused or harmless."""
 
 from __future__ import annotations
 

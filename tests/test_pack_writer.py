@@ -118,6 +118,9 @@ def test_a_destination_that_exists_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"a\.lmpack: exists; choose another name"):
         PackWriter(tmp_path / "a.lmpack")
     (tmp_path / "b.lmpack.partial").mkdir()
+    with pytest.raises(UsageError, match=r"b\.lmpack\.partial: exists; a command that was killed left it"):
+        PackWriter(tmp_path / "b.lmpack")
+    (tmp_path / "b.lmpack.partial" / "journal").write_bytes(b"")
     with pytest.raises(UsageError, match=r"b\.lmpack\.partial: exists; an interrupted conversion left it"):
         PackWriter(tmp_path / "b.lmpack")
     (tmp_path / "c.lmpack").symlink_to(tmp_path / "nowhere")

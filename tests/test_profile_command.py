@@ -202,7 +202,6 @@ def test_a_chat_that_the_template_refuses_is_named(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["-o", "{folder}/none/p"], "the folder {folder}/none does not exist"),
         (["-o", "{folder}/p", "--trace", "{folder}/p"], "profile and trace need two files"),
         (["-o", "{folder}/p", "--ram", "8G"], "8GiB"),
     ],

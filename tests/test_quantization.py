@@ -188,7 +188,10 @@ def test_shared_tensors_larger_than_a_buffer_are_cut_between_rows(
 REFUSALS: dict[str, tuple[str, type[Exception], str]] = {
     "a type that is none": ("q4_K_M", UsageError, "'q4_K_M' is none of Q4_0"),
     "a type that cannot be written": ("experts=q8_K", UsageError, "'q8_K' is none of"),
-    "nothing": ("", UsageError, "'' is none of"),
+    "nothing": ("", UsageError, "'': a rule has no type; expected"),
+    "nothing twice": (",", UsageError, "',': a rule has no type; expected"),
+    "no type": ("experts=", UsageError, "'experts=': a rule has no type; expected"),
+    "no names": ("=q8_0", UsageError, "=q8_0: expected experts, shared, experts:LAYER:ROLE"),
     "names that are none": ("attn=q8_0", UsageError, "expected experts, shared, experts:LAYER:ROLE"),
     "names that fit nothing": (
         "experts:7:up=q8_0",

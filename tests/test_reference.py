@@ -31,7 +31,7 @@ from lmpack.errors import LmpackError, ManifestError, PackError, UsageError
 from lmpack.expert_key import ExpertKey
 from lmpack.manifest import Manifest
 from lmpack.pack import Pack
-from lmpack.reference import source_folder
+from lmpack.reference import CONVERT_AGAIN, source_folder
 from lmpack.unpacking import unpack
 from lmpack.validation import validate
 from tests.expert_packs import all_keys
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 KEY = ExpertKey(1, 2)
-AGAIN = "put back the checkpoint that the pack was made from, or convert again"
+AGAIN = re.escape(CONVERT_AGAIN)
 
 
 @pytest.fixture(params=CHECKPOINTS)
@@ -349,12 +349,30 @@ def test_quantizing_is_refused_in_python_too(gguf: tuple[Path, Pack, Pack], tmp_
         )
 
 
-def test_there_is_nothing_to_repair(gguf: tuple[Path, Pack, Pack]) -> None:
+@pytest.mark.parametrize("origin", ["source", "plain"])
+def test_what_it_holds_is_repaired_and_its_source_stays(packs: tuple[Path, Pack, Pack], origin: str) -> None:
+    src, plain, reference = packs
+    wanted, sources = files_below(reference.path), sources_of(src)
+    kept = [file.kept for file in reference.manifest.source.files]
+    flip(reference.path / kept[0], 30)
+    (reference.path / kept[-1]).unlink()
+    bytes_from = open_local_origin(src if origin == "source" else plain.path, reference.manifest.source)
+    report = repair(reference.path, bytes_from, validate(reference.path).problems)
+    assert set(report.repaired) == {kept[0], kept[-1]}
+    assert (report.failed, report.validation.problems) == ((), ())
+    assert (files_below(reference.path), sources_of(src)) == (wanted, sources)
+
+
+def test_a_changed_source_is_not_repaired(gguf: tuple[Path, Pack, Pack]) -> None:
     src, plain, reference = gguf
     cut(src)
-    problems = validate(reference.path).problems
-    with pytest.raises(UsageError, match=rf"holds no weights to repair; {AGAIN}"):
-        repair(reference.path, open_local_origin(plain.path, None), problems)
+    changed = sources_of(src)
+    report = repair(reference.path, open_local_origin(plain.path, None), validate(reference.path).problems)
+    assert (report.repaired, report.failed) == ((), ())
+    (problem,) = report.validation.problems
+    assert str(src) in problem.file
+    assert re.search(AGAIN, problem.message)
+    assert sources_of(src) == changed
 
 
 def test_the_commands_take_it(

@@ -293,9 +293,25 @@ def test_another_source_or_setting_is_refused(src: Path, tmp_path: Path, what: s
 
 def test_a_file_that_does_not_belong_there_is_named(src: Path, tmp_path: Path) -> None:
     (tmp_path / "m.lmpack.partial").mkdir()
+    (tmp_path / "m.lmpack.partial" / "journal").write_bytes(b"")
     (tmp_path / "m.lmpack.partial" / "notes.txt").write_text("mine", encoding="ascii")
     with pytest.raises(UsageError, match=r"notes\.txt: is no part of this pack; move it away"):
         convert(src, tmp_path / "m.lmpack", resume=True)
+
+
+def test_what_a_killed_unpacking_left_is_not_taken_over(
+    src: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dst, partial = tmp_path / "m.lmpack", tmp_path / "m.lmpack.partial"
+    convert(src, dst)
+    (dst / "manifest.json").unlink()
+    dst.rename(partial)
+    before = files_below(partial)
+    assert run(["convert", str(src), str(dst)]) == 2
+    assert "m.lmpack.partial: exists; a command that was killed left it; delete it" in capsys.readouterr().err
+    assert run(["convert", str(src), str(dst), "--resume"]) == 2
+    assert "m.lmpack.partial: no conversion left it, for there is no journal in it" in capsys.readouterr().err
+    assert files_below(partial) == before
 
 
 @pytest.mark.usefixtures("small_batches")

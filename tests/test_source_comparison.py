@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from typing import TYPE_CHECKING
+
+import pytest
 
 from lmpack.cli.main import run
 from tests.gguf_fixtures import METADATA, gguf_bytes, moe_tensors
@@ -14,8 +17,6 @@ from tests.test_validation import flip
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def compared(src: Path, pack: Path, capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str]]:
@@ -58,6 +59,37 @@ def test_missing_and_resized_files_are_named(tmp_path: Path, capsys: pytest.Capt
         f"{src}: config.json has {nbytes + 1} bytes, the source had {nbytes}"
     )
     assert "tokenizer.json has 0 bytes" in messages["source/tokenizer.json"]
+
+
+@pytest.mark.parametrize("what", ["another size", "another name", "other weights"])
+def test_another_checkpoint_is_refused_in_one_line(
+    tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    src, pack = write_hf_folder(tmp_path / "hf", [hf_moe_tensors()]), tmp_path / "m.lmpack"
+    assert run(["convert", str(src), str(pack)]) == 0
+    weights = src / "model.safetensors"
+    nbytes = weights.stat().st_size
+    if what == "another size":
+        shutil.rmtree(src)
+        write_hf_folder(src, [hf_moe_tensors(num_layers=3)])
+        message = (
+            f"model.safetensors has {weights.stat().st_size} bytes, the source's has {nbytes}; name that"
+        )
+    elif what == "another name":
+        shutil.rmtree(src)
+        tensors = hf_moe_tensors()
+        write_hf_folder(src, [tensors[:5], tensors[5:]])
+        message = f"model.safetensors is missing, the source's has {nbytes}; name that checkpoint"
+    else:
+        raw = weights.read_bytes()
+        header_nbytes = 8 + int.from_bytes(raw[:8], "little")
+        weights.write_bytes(raw[:header_nbytes] + bytes(byte ^ 0xFF for byte in raw[header_nbytes:]))
+        message = "its files have the same names and sizes, and none of the tensors has the same bytes"
+    capsys.readouterr()
+    assert run(["validate", str(pack), "--source", str(src)]) == 2
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert f"{src}: is not what {pack} was made from: {message}" in error
 
 
 def test_a_bad_pack_is_not_compared_and_a_pack_is_no_source(

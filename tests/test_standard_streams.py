@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from lmpack.validation import validate
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -49,6 +51,18 @@ def test_an_output_that_takes_no_more_is_named(demo_gguf: Path, args: str) -> No
     assert ended.returncode == 1
     assert ended.stderr.startswith("lmpack: error: standard output: no space")
     assert ended.stderr.count("\n") == 1
+
+
+def test_a_pack_whose_report_could_not_be_printed_is_said_to_be_there(
+    demo_gguf: Path, tmp_path: Path
+) -> None:
+    ended = shell(
+        f"convert {shlex.quote(str(demo_gguf))} {shlex.quote(str(tmp_path / 'm.lmpack'))} > /dev/full"
+    )
+    assert ended.returncode == 1
+    assert "the report is lost, what was made before it is there and whole" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert validate(tmp_path / "m.lmpack").ok
 
 
 def test_an_error_that_cannot_be_told_keeps_its_exit_code() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from lmpack.errors import StorageError
 from lmpack.whole_file import whole_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_the_file_has_its_name_when_it_has_its_bytes(tmp_path: Path) -> None:
@@ -38,6 +41,13 @@ def test_a_full_drive_is_named_with_the_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there_is_an_error_of_the_drive() -> None:
-    with pytest.raises(StorageError, match="no such file or folder"), whole_file(Path("/no/such/file")):
+def test_folders_above_it_are_made(tmp_path: Path) -> None:
+    with whole_file(tmp_path / "a" / "b" / "chart.svg") as file:
+        file.write(b"new")
+    assert (tmp_path / "a" / "b" / "chart.svg").read_bytes() == b"new"
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_of_the_drive(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match="a file stands where"), whole_file(tmp_path / "file" / "a" / "b"):
         raise AssertionError("there is nothing to write to")

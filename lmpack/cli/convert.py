@@ -13,6 +13,7 @@ from lmpack.cli.path_argument import ModelPath, NewPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import echo_incomplete, print_json
 from lmpack.errors import UsageError
+from lmpack.jobs import MAX_JOBS
 from lmpack.plural import counted
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
 @click.option(
     "--page-size", default=str(DEFAULT_PAGE_SIZE), show_default=True, help="Expert files are multiples of it."
 )
-@click.option("--jobs", type=int, help="Writing threads [default: one per core, 2 to 8].")
+@click.option(
+    "--jobs", type=click.IntRange(1, MAX_JOBS), help="Writing threads [default: one per core, 2 to 8]."
+)
 @click.option("--resume", is_flag=True, help="Go on with what an interrupted conversion to DST has left.")
 @click.option(
     "--reference",

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 from click.shell_completion import shell_complete
 
 from lmpack import __version__
 from lmpack.cli.report import one_line
-from lmpack.cli.standard_streams import drop_refused_output, use_utf8
+from lmpack.cli.standard_streams import STANDARD_OUTPUT, drop_refused_output, use_utf8
 from lmpack.errors import LmpackError, UsageError
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="""Exit codes: 0 done; 1 a model, a pack, the drive or the memory failed, and one line says how; 2 what was
-typed cannot work; 130 interrupted; 141 the reader of a pipe went away.
+typed cannot work; 130 interrupted; 141 the reader of a pipe went away; 143 terminated.
 
 Example: lmpack demo""",
 )
@@ -108,13 +109,19 @@ def run(args: Sequence[str]) -> int:
         from lmpack.drive import advice
 
         drop_refused_output()
-        return _fail(f"{os.fsdecode(error.filename)}: {advice(error)}", LmpackError.exit_code)
+        refused, why = os.fsdecode(error.filename), advice(error)
+        if refused == STANDARD_OUTPUT:  # most commands report what they have made, and that appeared whole
+            why = f"{why.partition(';')[0]}; the report is lost, what was made before it is there and whole"
+        return _fail(f"{refused}: {why}", LmpackError.exit_code)
     return exit_code
 
 
 def main() -> None:
     """The `lmpack` command."""
     use_utf8()
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ending) == signal.SIG_DFL:  # nohup has one of them ignored
+            signal.signal(ending, _end)
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -124,6 +131,11 @@ def main() -> None:
     if "_LMPACK_COMPLETE" in os.environ:  # a shell asks how a command line could go on
         sys.exit(shell_complete(cli, {}, "lmpack", "_LMPACK_COMPLETE", os.environ["_LMPACK_COMPLETE"]))
     sys.exit(run(sys.argv[1:]))
+
+
+def _end(ending: int, _: object) -> NoReturn:
+    """Leave by way of all that cleans up, as Ctrl-C does."""
+    sys.exit(128 + ending)
 
 
 def _invoke(args: Sequence[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from lmpack.drive import existing_parent
 from lmpack.errors import StorageError, UsageError
 
 if TYPE_CHECKING:
@@ -12,11 +13,10 @@ if TYPE_CHECKING:
 
 
 def check_output(path: Path, pack: Path) -> None:
-    """Raise UsageError where path would damage the pack or has no folder, StorageError where that is read-only."""
+    """Raise UsageError where path would damage the pack, StorageError where its folder cannot be written to or made."""
     folder = path.resolve().parent
-    if not folder.is_dir():
-        raise UsageError(f"{path}: the folder {path.parent} does not exist; make it first")
     if pack.resolve() in (folder, *folder.parents) and folder != pack.resolve() / "profiles":
         raise UsageError(f"{path}: would damage the pack; write outside of it, or into its profiles/ folder")
-    if not os.access(folder, os.W_OK):
-        raise StorageError(f"{path}: the folder {path.parent} cannot be written to; choose another")
+    existing = existing_parent(folder)
+    if not os.access(existing, os.W_OK):
+        raise StorageError(f"{path}: the folder {existing} cannot be written to; choose another")

@@ -13,6 +13,7 @@ from lmpack.cli.hub_options import revision_option, token_option
 from lmpack.cli.path_argument import NewPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import echo_incomplete, print_json
+from lmpack.jobs import MAX_JOBS
 from lmpack.plural import counted
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ if TYPE_CHECKING:
 @click.option(
     "--page-size", default=str(DEFAULT_PAGE_SIZE), show_default=True, help="Expert files are multiples of it."
 )
-@click.option("--jobs", type=int, help="Writing threads [default: one per core, 2 to 8].")
+@click.option(
+    "--jobs", type=click.IntRange(1, MAX_JOBS), help="Writing threads [default: one per core, 2 to 8]."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def command(
     repo: str,

@@ -7,6 +7,8 @@ import os
 import sys
 from typing import Any, TextIO
 
+STANDARD_OUTPUT = "standard output"
+
 
 def use_utf8() -> None:
     """Names in packs, texts and reports are UTF-8; a locale of another encoding would find a pack's files missing.
@@ -19,7 +21,7 @@ def use_utf8() -> None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 (open until we exit)
     elif isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
-    sys.stdout = _output(sys.stdout, "standard output")
+    sys.stdout = _output(sys.stdout, STANDARD_OUTPUT)
     sys.stderr = _output(sys.stderr, "standard error")
 
 

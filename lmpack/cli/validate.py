@@ -14,12 +14,13 @@ from lmpack.cli.path_argument import ModelPath, PackPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import one_line, print_json
 from lmpack.errors import ManifestError, UsageError
+from lmpack.jobs import MAX_JOBS
 from lmpack.manifest import SHARED_FILE
 from lmpack.pack import Pack, read_manifest
 from lmpack.pack_files import found_files
 from lmpack.plural import counted
 from lmpack.reference_check import referenced_nbytes
-from lmpack.validation import MAX_JOBS, Problem, ValidationReport, validate
+from lmpack.validation import Problem, ValidationReport, validate
 
 if TYPE_CHECKING:
     from converters.byte_origin import ByteOrigin
@@ -54,7 +55,9 @@ if TYPE_CHECKING:
     type=ModelPath(),
     help="The importance matrix that the pack was quantized with, to repair it from the checkpoint.",
 )
-@click.option("--jobs", type=click.IntRange(1, MAX_JOBS), help="Files read at once [default: one per core].")
+@click.option(
+    "--jobs", type=click.IntRange(1, MAX_JOBS), help="Files read at once [default: one per core, up to 16]."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def command(
     pack: str,

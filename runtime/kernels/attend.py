@@ -54,7 +54,7 @@ def attend_to(q: Tensor, keys: Tensor, values: Tensor, sliding_window: int | Non
 
 
 def _unseen(position: int, start: int, stop: int, sliding_window: int | None, device: torch.device) -> Tensor:
-    """-inf where the query of a row, `position` and on, may not look at the token of a column, `start` to `stop`; else 0."""
+    """-inf where the query of a row, from `position`, may not see the token of a column, `start` to `stop`; else 0."""
     queries = torch.arange(position, stop, device=device)[:, None]
     tokens = torch.arange(start, stop, device=device)
     unseen = tokens > queries

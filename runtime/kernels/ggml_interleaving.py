@@ -1,7 +1,8 @@
 """ggml's faster layout of some quantized matrices: the blocks of several rows side by side.
 
-ggml keeps it behind a buffer type that its CPU backend offers, CPU_REPACK; which dtypes it takes depends on the processor.
-It fills memory of ours in that layout, and multiplies by it where a tensor names such a buffer and the layout.
+ggml keeps it behind a buffer type that its CPU backend offers, CPU_REPACK; which dtypes it takes depends on the
+processor. It fills memory of ours in that layout, and multiplies by it where a tensor names such a buffer and the
+layout.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class Program:
         return result
 
     def finish(self, results: Sequence[TensorStruct], shape: tuple[int, ...], team: Threadpool) -> Program:
-        """Fix the order of all steps and where each result lies; `results`, one after the other, are what a run returns."""
+        """Fix the order of all steps and where each result lies; `results`, one after the other, are a run's result."""
         offsets, end = self._offsets(results)
         self._result = (offsets[self._root(results[0])[0]], shape)
         segment: list[TensorStruct] = []

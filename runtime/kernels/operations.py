@@ -57,7 +57,7 @@ class Operations(Protocol[T]):
         """x [n, width] * sigmoid(logit [n, 1])."""
 
     def route(self, logits: T, router: Router) -> tuple[T, T]:
-        """The experts of each token, best first, and their weights: [n, num_experts] -> int32 and float32 [n, top_k]."""
+        """The experts of each token, best first, and their weights: [n, num_experts] -> int32, float32 [n, top_k]."""
 
     def mix(self, outputs: T, weights: T) -> T:
         """The experts' weighted sum: [n, top_k, hidden] and [n, top_k] -> [n, hidden]."""

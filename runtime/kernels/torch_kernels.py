@@ -102,8 +102,8 @@ def _expert(bank: ExpertBank, slot: int) -> Callable[[Tensor], Tensor]:
     )
 
     def feed_forward(x: Tensor) -> Tensor:
-        # One product per token: a product of several rows may add up in another order and give other bits. A clone is an
-        # allocation of its own, always aligned alike.
+        # One product per token: a product of several rows may add up in another order and give other bits. A clone is
+        # an allocation of its own, always aligned alike.
         rows = [row.clone() for row in x]
         return torch.stack([down.mv(F.silu(gate.mv(row)) * up.mv(row)) for row in rows])
 
