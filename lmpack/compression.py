@@ -48,8 +48,8 @@ WORTH_PERCENT = 95
 
 _READ_NBYTES = 16 * PIECE_NBYTES
 _ENTROPY_CODING = zstandard.ZstdCompressionParameters.from_level(1, hash_log=6, write_checksum=True)
-"""Weights repeat nothing. With zstd's smallest table of earlier bytes it hardly looks for what repeats, and codes what is
-left by its frequency: larger tables find short accidents, which make files larger and twice as slow to read."""
+"""Weights repeat nothing. With zstd's smallest table of earlier bytes it hardly looks for what repeats, and codes what
+is left by its frequency: larger tables find short accidents, which make files larger and twice as slow to read."""
 
 
 def compress_files(

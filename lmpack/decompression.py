@@ -33,7 +33,7 @@ class Decompressor:
     def restore_expert(
         self, file: memoryview, stored: StoredExpert, parts: Sequence[ExpertPart], target: memoryview
     ) -> None:
-        """Fill the parts of an expert, target being the whole of it, from its compressed file; padding is left alone."""
+        """Fill the parts of an expert, target being the whole of it, from its compressed file; padding stays."""
         start = 0
         for form, part in zip(stored.parts, parts, strict=True):
             room = target[part.offset : part.offset + part.nbytes]
