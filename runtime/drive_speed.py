@@ -80,7 +80,7 @@ def _offsets(file_nbytes: int, request_nbytes: int, numbers: random.Random) -> l
 
 
 class _Readers:
-    """Threads that take place after place until the time is up."""
+    """Threads that take place after place, one each at least, until the time is up."""
 
     def __init__(self, places: list[tuple[int, int]], request_nbytes: int, limit_s: float) -> None:
         self._places = places
@@ -106,7 +106,7 @@ class _Readers:
     def _work(self) -> None:
         try:
             with mmap.mmap(-1, self._request_nbytes) as buffer:
-                while time.perf_counter() < self._until:
+                while True:
                     try:
                         descriptor, offset = self._places.pop()
                     except IndexError:
@@ -115,5 +115,7 @@ class _Readers:
                         raise OSError(f"a read of {self._request_nbytes} bytes at {offset} came back short")
                     with self._lock:
                         self._num_read += 1
+                    if time.perf_counter() > self._until:
+                        return
         except OSError as error:
             self._error = error

@@ -71,6 +71,8 @@ def memory_cgroup(limit_nbytes: int) -> Iterator[MemoryCgroup]:
                 (folder / name).write_text(str(value), encoding="ascii")
             except OSError as error:  # v2: the parent does not hand the controller on
                 raise NoCgroupError(f"{folder / name}: {error.strerror}") from None
+        if not (folder / made.peak_file).exists():
+            raise NoCgroupError(f"{folder / made.peak_file}: this kernel does not keep it")
         yield made
     finally:
         folder.rmdir()

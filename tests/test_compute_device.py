@@ -106,7 +106,7 @@ def test_a_run_says_what_each_tier_holds_and_answered(demo_pack: Path) -> None:
     result = CliRunner().invoke(run.command, command)
     assert result.exit_code == 0, result.output
     assert re.search(r"twin budget 40.0 MiB: dense .*; RAM budget 600.0 MiB: buffers", result.stderr)
-    assert re.search(r"ran .* on torch kernels, \d+ threads, device twin", result.stderr)
+    assert re.search(r"ran .* on torch kernels, \d+ threads?, device twin", result.stderr)
     assert re.search(
         r"memory .*40.0 MiB device budget, .*; RAM 600.0 MiB, [\d.]+ MiB for others", result.stderr
     )

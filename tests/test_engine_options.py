@@ -36,8 +36,10 @@ def budget_mib(shown: str) -> float:
 
 
 def test_a_percentage_of_ram_is_one_of_what_is_free(demo_pack: Path) -> None:
-    free_mib = free_memory_nbytes() / MIB
-    assert budget_mib(told(demo_pack, "--ram", "50%")) == pytest.approx(free_mib / 2, rel=0.2)
+    before = free_memory_nbytes() / MIB
+    given = budget_mib(told(demo_pack, "--ram", "50%"))
+    after = free_memory_nbytes() / MIB
+    assert 0.4 * min(before, after) < given < 0.6 * max(before, after)  # other programs run beside this one
 
 
 def test_more_ram_than_is_free_is_said_and_cut(demo_pack: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lmpack.byte_size import parse_byte_size
 from lmpack.errors import BudgetError
 from runtime.free_memory import free_memory_nbytes, peak_resident_nbytes
-from runtime.memory_budget import PROCESS_NBYTES, MemoryBudget
+from runtime.memory_budget import PROCESS_NBYTES, Memory, MemoryBudget
 from tests.expert_packs import LAYERS, SMALL, identical_experts
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lmpack.manifest import Manifest
 
 MIB = 1 << 20
+GIB = 1 << 30
 FIXED: dict[str, Any] = {"dense_nbytes": 7 * MIB, "kv_nbytes": 5 * MIB, "buffers_nbytes": 3 * MIB}
 
 
@@ -121,8 +122,9 @@ def test_a_dense_model_needs_no_slots() -> None:
 
 
 def test_the_default_leaves_a_tenth_of_what_is_free() -> None:
-    budget = plan(identical_experts(LAYERS), None)
-    assert 0.8 * free_memory_nbytes() < budget.total_nbytes < 0.95 * free_memory_nbytes()
+    memory = Memory("memory", "--ram", PROCESS_NBYTES, lambda: 10 * GIB)
+    budget = MemoryBudget.plan(identical_experts(LAYERS), ram_nbytes=None, top_k=2, memory=memory, **FIXED)
+    assert budget.total_nbytes == 9 * GIB
 
 
 @pytest.fixture
@@ -141,9 +143,6 @@ def write_cgroup(folder: Path, figures: dict[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in figures.items():
         (folder / name).write_text(text)
-
-
-GIB = 1 << 30
 
 
 class TestFreeMemory:

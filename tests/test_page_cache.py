@@ -29,14 +29,29 @@ def test_pages_that_were_read_are_cached(cold_file: Path) -> None:
     assert cached_nbytes(cold_file) == 0
     with cold_file.open("rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-        assert not is_wholly_cached(file.fileno(), 10 * 4096 + 1)
         file.read(1)
-        assert cached_nbytes(cold_file) == 4096
-        assert not is_wholly_cached(file.fileno(), 10 * 4096 + 1)
+        assert 4096 <= (cached_nbytes(cold_file) or 0) < 11 * 4096
         file.read()
     assert cached_nbytes(cold_file) == 11 * 4096
+
+
+def test_a_file_is_wholly_cached_when_every_page_was_read(cold_file: Path) -> None:
     with cold_file.open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        assert not is_wholly_cached(file.fileno(), 10 * 4096 + 1)
+        file.read(1)
+        assert not is_wholly_cached(file.fileno(), 10 * 4096 + 1)
+        file.read()
+        if not tells_of_cached_pages(cold_file):
+            pytest.skip("cachestat(2) is missing before Linux 6.5, and blind on overlay file systems")
         assert is_wholly_cached(file.fileno(), 10 * 4096 + 1)
+
+
+def tells_of_cached_pages(path: Path) -> bool:
+    kernel = tuple(int(number) for number in os.uname().release.split("-")[0].split(".")[:2])
+    command = ["stat", "--file-system", "--format=%T", str(path)]
+    file_system = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return kernel >= (6, 5) and file_system != "overlayfs"
 
 
 def test_an_empty_file_has_nothing_to_cache(tmp_path: Path) -> None:
