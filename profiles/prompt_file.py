@@ -12,15 +12,13 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from lmpack.byte_size import format_nbytes
 from lmpack.errors import UsageError
 from lmpack.strict_json import JsonError, check_list, check_object, parse_json, shown
+from lmpack.text_file import read_text_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-MAX_PROMPT_FILE_NBYTES = 1 << 30
-"""A set is read at once; a larger one is more than an engine gets through."""
 MAX_MESSAGES = 4096
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -62,9 +60,7 @@ def read_prompt_set(path: Path) -> PromptSet:
     if parse is None:
         raise UsageError(f"{path}: expected a .txt file (one prompt a line) or a .jsonl file")
     with open(path, "rb") as file:
-        raw = file.read(MAX_PROMPT_FILE_NBYTES + 1)
-    if len(raw) > MAX_PROMPT_FILE_NBYTES:
-        raise UsageError(f"{path}: larger than {format_nbytes(MAX_PROMPT_FILE_NBYTES)}; split it")
+        raw = read_text_bytes(file, str(path))
     lines = enumerate(raw.removeprefix(_BYTE_ORDER_MARK).split(b"\n"), start=1)
     prompts = tuple(
         parse(line.removesuffix(b"\r"), number, f"{path}:{number}") for number, line in lines if line.strip()

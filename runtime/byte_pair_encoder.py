@@ -52,9 +52,8 @@ class BytePairEncoder:
         if self._is_byte_level:
             extra.update(char for char in BYTE_CHARACTERS if char not in ids)
         else:
-            extra.add(
-                _UNKNOWN
-            )  # else the library would join what stands on both sides of an unknown character
+            # else the library would join what stands on both sides of an unknown character
+            extra.add(_UNKNOWN)
         self._in_bytes: dict[int, list[int]] = {}
         for token_id, text in enumerate(sorted(extra), start=self._vocab_size):
             ids[text] = token_id

@@ -48,9 +48,6 @@ class DenseWeights:
         info = self._info(name)
         return Weight(self._read(info).to(self.device), info.dtype, _matrix_shape(info))
 
-    def optional_matrix(self, name: str) -> Weight | None:
-        return self.matrix(name) if name in self else None
-
     def router(self, name: str) -> Weight:
         """A matrix widened to float32: a router's near-ties must not hang on how a product rounds its input."""
         info = self._info(name)

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from lmpack.cache_folder import cache_folder
+from lmpack.drive import storage_errors
 from lmpack.errors import StorageError
-from lmpack.strict_json import JsonError, parse_json
+from lmpack.strict_json import JsonError, check_float, check_int, check_object, parse_json, shown
 from lmpack.whole_file import whole_file
 
 Rates = Mapping[str, Mapping[int, float]]  # store -> reads in flight -> GB/s
+_STORES = frozenset({"direct", "mmap"})
 
 
 def drive_memory_file() -> Path:
@@ -28,25 +30,19 @@ def drive_memory_file() -> Path:
 
 
 def recall_rates(path: Path, expert_nbytes: int) -> Rates | None:
-    """What was measured for the drive that `path` is on; None when nothing was, or nothing that can be read."""
-    found = _read().get(drive_id(path, expert_nbytes), {})
-    with contextlib.suppress(AttributeError, ValueError, TypeError):  # not what remember_rates wrote
-        rates = {
-            str(store): {int(depth): float(rate) for depth, rate in by_depth.items()}
-            for store, by_depth in found.items()
-        }
-        if rates.keys() == {"direct", "mmap"} and all(rates.values()):
-            return rates
-    return None
+    """What was measured for the drive that `path` is on, or None; StorageError where the file is damaged."""
+    return _read(drive_memory_file()).get(drive_id(path, expert_nbytes))
 
 
 def remember_rates(path: Path, expert_nbytes: int, rates: Rates) -> str:
     """Keep what was measured for the drive that `path` is on; the reason, when that cannot be."""
-    drives = {**_read(), drive_id(path, expert_nbytes): rates}
     try:
         memory = drive_memory_file()
+        drives: dict[str, Rates] = {}
+        with contextlib.suppress(StorageError):  # which recall_rates() tells: a damaged file is written anew
+            drives = _read(memory)
         with whole_file(memory) as file:
-            file.write(json.dumps(drives, indent=1).encode())
+            file.write(json.dumps({**drives, drive_id(path, expert_nbytes): rates}, indent=1).encode())
     except StorageError as error:
         return str(error)
     return ""
@@ -77,9 +73,33 @@ def _machine() -> str:
     return platform.node()
 
 
-def _read() -> dict[str, Any]:
+def _read(memory: Path) -> dict[str, Rates]:
+    with storage_errors(memory):
+        try:
+            raw = memory.read_bytes()
+        except FileNotFoundError:
+            return {}
     try:
-        drives = parse_json(drive_memory_file().read_bytes())
-    except (OSError, JsonError):
-        return {}
-    return drives if isinstance(drives, dict) else {}
+        return _parse(raw)
+    except ValueError as error:
+        raise StorageError(f"{memory} was damaged: {error}") from None
+
+
+def _parse(raw: bytes) -> dict[str, Rates]:
+    """Check all that remember_rates() has written; ValueError when it has not."""
+    drives: dict[str, Rates] = {}
+    for drive, stores in _object(parse_json(raw)).items():
+        drives[drive] = {
+            store: {
+                check_int(int(depth), store, least=1): check_float(rate, store)
+                for depth, rate in _object(by_depth).items()
+            }
+            for store, by_depth in check_object(stores, _STORES, "a drive").items()
+        }
+    return drives
+
+
+def _object(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict) or not value:
+        raise JsonError(f"expected an object that is not empty, got {shown(value)}")
+    return value

@@ -2,95 +2,49 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import torch
 
 from lmpack.errors import UsageError
-from lmpack.pack import Pack
-from profiles.policy_choice import DEFAULT_POLICY, PolicyChoice
-from profiles.warm_start import WarmStart
-from runtime.compute_device import ComputeDevice
+from profiles.policy_choice import DEFAULT_POLICY
 from runtime.dense_weights import DenseWeights
 from runtime.device_store import DeviceStore
 from runtime.expert_cache import ExpertCache
 from runtime.expert_store import open_store
-from runtime.families.registry import find_family
 from runtime.free_memory import peak_resident_nbytes
+from runtime.generated_token import GeneratedToken
 from runtime.io_choice import IoChoice, choose_io, device_io
 from runtime.kernels.kernels import load_kernels
-from runtime.kv_cache import KV_DTYPES, KVCache
-from runtime.memory_tiers import MemoryTiers
+from runtime.kv_cache import KV_DTYPES, KVCache, check_fit
 from runtime.model import Model
-from runtime.model_config import ModelConfig
-from runtime.prefetch_choice import DEFAULT_PREFETCH, PrefetchChoice
+from runtime.prefetch_choice import DEFAULT_PREFETCH
 from runtime.prefetcher import GuessCounts, Prefetcher
+from runtime.run_plan import PREFILL_CHUNK, RunPlan
 from runtime.run_stats import RunStats
 from runtime.sampler import Sampler, SamplingParams
+from runtime.timings import Timings
 from runtime.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
     from types import TracebackType
 
     from torch import Tensor
 
+    from lmpack.pack import Pack
     from profiles.last_session import LastSession
     from profiles.routing_recorder import RoutingRecorder
     from runtime.expert_store import ExpertStore
     from runtime.kernels.kernels import Kernels
     from runtime.memory_budget import MemoryBudget
+    from runtime.memory_tiers import MemoryTiers
+    from runtime.model_config import ModelConfig
     from runtime.tokenizer import Tokenizer
-
-PREFILL_CHUNK = 512  # tokens; the same whatever the budget, so that the budget cannot change a bit
-DEFAULT_CONTEXT = 4096  # tokens
-
-
-@dataclass(frozen=True, slots=True)
-class GeneratedToken:
-    """One step's choice; log-probabilities are natural logarithms of the unfiltered distribution."""
-
-    token_id: int
-    logprob: float
-    top_logprobs: tuple[tuple[int, float], ...]  # best first, as many as SamplingParams.logprobs
-
-
-@dataclass(slots=True)
-class Timings:
-    """Tokens and seconds spent so far, apart for prompts and for what was generated."""
-
-    prefill_tokens: int = 0
-    prefill_s: float = 0.0
-    decode_tokens: int = 0
-    decode_s: float = 0.0
-    prefill_bytes_asked: int = 0  # of experts, each once per layer and chunk
-    prefill_bytes_read: int = 0
-    decode_bytes_read: int = 0
-    decode_read_s: float = 0.0  # of decode_s, waiting for the drive
-
-    @contextmanager
-    def timed(self, num_tokens: int, cache: ExpertCache, *, follows: bool) -> Iterator[None]:
-        """Count what the block does: one token that follows others as decoding, more or the first as prefill."""
-        started = time.perf_counter()
-        asked, read, read_s = cache.bytes_asked, cache.bytes_read, cache.read_s
-        yield
-        spent_s = time.perf_counter() - started
-        if num_tokens == 1 and follows:
-            self.decode_tokens += 1
-            self.decode_s += spent_s
-            self.decode_bytes_read += cache.bytes_read - read
-            self.decode_read_s += cache.read_s - read_s
-        else:
-            self.prefill_tokens += num_tokens
-            self.prefill_s += spent_s
-            self.prefill_bytes_asked += cache.bytes_asked - asked
-            self.prefill_bytes_read += cache.bytes_read - read
 
 
 @dataclass(slots=True)
@@ -137,86 +91,75 @@ class Engine:
 
         `ram` is a hard limit in bytes on all the process keeps (None: what is free now, less headroom); `device`
         computes: cpu, cuda or cuda:N, and `vram` limits what is kept on a GPU, CUDA's own context aside;
-        `context_length` in tokens (None: the model's, at most DEFAULT_CONTEXT). `policy` decides which expert goes
+        `context_length` in tokens (None: the model's, at most 4096). `policy` decides which expert goes
         for another (PolicyChoice). `warm` is a routing profile whose most used experts are read in at once, or
         "last": those of the last session, and close() keeps this one's. `verify_reads` compares everything with the
         manifest's checksums when it is first read; otherwise bytes are trusted. `prefetch` says what guesses the
         experts of the next layer (PrefetchChoice). Raises PackError, UnsupportedError for
         architectures that cannot run, BudgetError naming the smallest budget, ProfileError.
         """
-        choice = PolicyChoice.parse(policy)
-        if choice.pinned and warm is None:
-            raise UsageError(
-                f"policy {policy} pins the experts of a warm start; give one, such as --warm last"
-            )
-        pack = Pack.open(Path(path))
-        # Before all else: an unknown architecture is the clearest reason why a pack cannot run.
-        family = find_family(pack.manifest.architecture)
-        config = ModelConfig.parse(pack.manifest.config)
-        context_length = _check_context(context_length, config)
-        start = WarmStart.read(warm, pack.manifest)
-        guessing = PrefetchChoice.parse(prefetch, pack.manifest)
-        num_threads = num_threads or len(os.sched_getaffinity(0))
-        compute_device = ComputeDevice.find(device)
-        tiers = MemoryTiers.plan(
-            pack.manifest,
-            config,
-            compute_device,
-            ram_nbytes=ram,
-            vram_nbytes=vram,
+        plan = RunPlan.make(
+            path,
+            ram=ram,
+            vram=vram,
+            device=device,
+            num_threads=num_threads,
             context_length=context_length,
-            kv_dtype=KV_DTYPES[kv_dtype],
-            chunk=PREFILL_CHUNK,
-            guessing_nbytes=guessing.nbytes,
+            kv_dtype=kv_dtype,
+            policy=policy,
+            warm=warm,
+            prefetch=prefetch,
         )
-        io_choice = choose_io(io, pack, tiers.compute) if tiers.ram is None else device_io(io)
-        weights = DenseWeights(pack, compute_device.torch_device, verify=verify_reads)
+        pack, compute = plan.pack, plan.tiers.compute
+        io_choice = choose_io(io, pack, compute) if plan.tiers.ram is None else device_io(io)
+        weights = DenseWeights(pack, plan.device.torch_device, verify=verify_reads)
         with ExitStack() as undo:
-            loaded_kernels = load_kernels(kernels, num_threads=num_threads, device=compute_device.name)
+            loaded_kernels = load_kernels(kernels, num_threads=plan.num_threads, device=plan.device.name)
             undo.callback(loaded_kernels.close)
-            store: ExpertStore
-            if tiers.ram is None:
-                store = open_store(io_choice.store, pack, tiers.compute, verify=verify_reads)
-            else:
-                copies = compute_device.open_copies()
-                store = DeviceStore.open(
-                    pack, tiers.compute, tiers.ram, choice.make, copies, verify=verify_reads
-                )
+            store = _open_store(plan, io_choice, verify=verify_reads)
             undo.callback(store.close)
             cache = ExpertCache(
                 store,
-                tiers.compute,
-                lambda pool: choice.make(pool, most_used=start.keys),
+                compute,
+                lambda pool: plan.policy.make(pool, most_used=plan.start.keys),
                 num_readers=io_choice.num_readers,
             )
             undo.callback(cache.close)
-            cache.warm(start.keys)
+            cache.warm(plan.start.keys)
             model = Model(
-                pack.manifest, family, config, weights, cache, loaded_kernels, recorder, context_length
+                pack.manifest,
+                plan.family,
+                plan.config,
+                weights,
+                cache,
+                loaded_kernels,
+                recorder,
+                plan.context_length,
             )
-            prefetcher = None
-            if guessing.name != "off":
-                prefetcher = Prefetcher(cache, pack.manifest.layers, guessing.transitions)
+            guesses = GuessCounts()
+            if plan.guessing.name != "off":
+                prefetcher = Prefetcher(cache, pack.manifest.layers, plan.guessing.transitions)
                 model.prefetch_with(prefetcher)
+                guesses = prefetcher.counts
             tokenizer = load_tokenizer(pack)
             undo.pop_all()
         return cls(
             pack=pack,
             io_choice=io_choice,
-            config=config,
+            config=plan.config,
             tokenizer=tokenizer,
-            tiers=tiers,
+            tiers=plan.tiers,
             cache=cache,
             kernels=loaded_kernels,
             model=model,
-            prefetch=guessing.name,
-            guesses=prefetcher.counts if prefetcher is not None else GuessCounts(),
-            context_length=context_length,
-            kv_dtype=kv_dtype,
-            num_threads=num_threads,
+            prefetch=plan.guessing.name,
+            guesses=guesses,
+            context_length=plan.context_length,
+            kv_dtype=plan.kv_dtype,
+            num_threads=plan.num_threads,
             timings=Timings(),
             major_faults_before=resource.getrusage(resource.RUSAGE_SELF).ru_majflt,
-            session=start.session,
+            session=plan.start.session,
         )
 
     @property
@@ -246,16 +189,21 @@ class Engine:
             ]
         return torch.cat(chunks)
 
+    def check_prompt(self, prompt_ids: Sequence[int]) -> None:
+        """UsageError when a prompt is empty or does not fit."""
+        if not prompt_ids:
+            raise UsageError("the prompt has no tokens; this model has no start token, so give it some text")
+        check_fit(len(prompt_ids), self.context_length, self.config.max_position_embeddings)
+
     def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, kv: KVCache | None = None
     ) -> Iterator[GeneratedToken]:
         """Yield tokens until an end-of-generation token, `max_tokens`, or a full context.
 
         The end token itself is not yielded. A `kv` from an earlier turn saves the prefix it shares with
-        `prompt_ids`. Raises UsageError when the prompt is empty or does not fit.
+        `prompt_ids`. Raises what check_prompt() raises.
         """
-        if not prompt_ids:
-            raise UsageError("the prompt has no tokens; this model has no start token, so give it some text")
+        self.check_prompt(prompt_ids)
         kv = kv if kv is not None else self.new_kv()
         known = kv.keep_prefix(prompt_ids[:-1])
         sampler = Sampler(params)
@@ -268,7 +216,7 @@ class Engine:
             token_id = sampler.sample(logits, past)
             if token_id in self.tokenizer.eog_ids and not params.ignore_eos:
                 return
-            yield _describe(token_id, logits, params.logprobs)
+            yield GeneratedToken.of(token_id, logits, params.logprobs)
             past.append(token_id)
             pending = [token_id]
 
@@ -338,20 +286,9 @@ class Engine:
                 raise UsageError(f"token id {token_id} is outside of the vocabulary of {vocab_size}")
 
 
-def _check_context(context_length: int | None, config: ModelConfig) -> int:
-    longest = config.max_position_embeddings
-    if context_length is None:
-        return min(longest, DEFAULT_CONTEXT)
-    if not 1 <= context_length <= longest:
-        raise UsageError(f"context of {context_length} tokens: this model allows 1 to {longest}")
-    return context_length
-
-
-def _describe(token_id: int, logits: Tensor, num_logprobs: int) -> GeneratedToken:
-    logprobs = logits.log_softmax(-1)
-    best = logprobs.topk(min(num_logprobs, len(logprobs)))
-    return GeneratedToken(
-        token_id,
-        float(logprobs[token_id]),
-        tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)),
-    )
+def _open_store(plan: RunPlan, io_choice: IoChoice, *, verify: bool) -> ExpertStore:
+    tiers = plan.tiers
+    if tiers.ram is None:
+        return open_store(io_choice.store, plan.pack, tiers.compute, verify=verify)
+    copies = plan.device.open_copies()
+    return DeviceStore.open(plan.pack, tiers.compute, tiers.ram, plan.policy.make, copies, verify=verify)

@@ -13,6 +13,7 @@ from profiles.slot_pool import SlotPool
 from runtime.expert_fetch import Fetch
 from runtime.expert_guesses import ExpertGuesses
 from runtime.expert_readers import NUM_READERS, ExpertReaders, Read
+from runtime.layer_residents import LayerResidents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
@@ -27,9 +28,8 @@ class ExpertCache:
     """Keeps as many experts of each layout resident as the store has slots, each in a slot that does not move.
 
     Called from one thread at a time. `hits` and `misses` count an expert once per fetch that asks for it, a guess
-    that is still on its way as a miss; `bytes_asked` is what those experts take, resident or not; `bytes_read` is
-    what reads took from the drive, those of guesses included, `read_s` the seconds by `clock` that fetches waited. A
-    guess counts as useful when it is asked for, as wasted when it was read and goes before that.
+    that is still on its way as a miss; `bytes_asked` is what those experts take, resident or not, `read_s` the seconds
+    by `clock` that fetches waited.
     """
 
     def __init__(
@@ -46,27 +46,42 @@ class ExpertCache:
         self.hits = 0
         self.misses = 0
         self.evictions = 0
-        self.useful_guesses = 0
-        self.wasted_guesses = 0
         self.warmed = 0
         self.bytes_asked = 0
-        self.bytes_read = 0
         self.read_s = 0.0
         self._clock = clock
+        self._used_nbytes = 0  # read from the drive for experts that were asked for
         self._warming_s = 0.0
         self._open: Fetch | None = None
         self._in_use: tuple[int, Sequence[int]] = (-1, ())  # layer and experts of the last fetch
-        self._layers: dict[int, _LayerResidents] = {}
+        self._layers: dict[int, LayerResidents] = {}
+        self._guesses: list[ExpertGuesses] = []  # of each layout
         self._policies: list[tuple[SlotPool, CachePolicy]] = []
         self.policy_name = "none"  # of a dense model
         for layout in budget.layouts:
             pool = SlotPool(store.num_slots(layout.layers[0]), layout.layers)
             policy = make_policy(pool)
-            guesses = ExpertGuesses()
+            guesses = ExpertGuesses(store, self.readers)
             self._policies.append((pool, policy))
+            self._guesses.append(guesses)
             self.policy_name = policy.name
             for layer in layout.layers:
-                self._layers[layer] = _LayerResidents(layer, layout.stride, policy, guesses)
+                self._layers[layer] = LayerResidents(layer, layout.stride, policy, guesses)
+
+    @property
+    def bytes_read(self) -> int:
+        """What reads took from the drive, those of guesses that came to an end included."""
+        return self._used_nbytes + sum(guesses.wasted_nbytes for guesses in self._guesses)
+
+    @property
+    def useful_guesses(self) -> int:
+        """How many guesses were asked for."""
+        return sum(guesses.useful for guesses in self._guesses)
+
+    @property
+    def wasted_guesses(self) -> int:
+        """How many guesses were read and went before anybody asked for them."""
+        return sum(guesses.wasted for guesses in self._guesses)
 
     @property
     def drive_s(self) -> float:
@@ -128,7 +143,8 @@ class ExpertCache:
             ]
         else:
             self.hits += len(wanted)
-            self._pass_guesses(residents)
+            if residents.guesses:
+                residents.guesses.pass_layer(layer)
             fetch.slots = [slots[expert] for expert in experts]
         return fetch
 
@@ -153,10 +169,7 @@ class ExpertCache:
             slot = self._spare_slot(residents, key, protected)
             if slot is None:
                 break
-            guess = Read(key, slot, is_guess=True)
-            residents.guesses.add(guess)
-            self.readers.start(guess)
-            guesses.append(guess)
+            guesses.append(residents.guesses.begin(key, slot))
         return guesses
 
     def warm(self, keys: Sequence[ExpertKey]) -> None:
@@ -215,7 +228,7 @@ class ExpertCache:
             )
 
     def _start(
-        self, fetch: Fetch, residents: _LayerResidents, missing: Sequence[int], needed: set[ExpertKey]
+        self, fetch: Fetch, residents: LayerResidents, missing: Sequence[int], needed: set[ExpertKey]
     ) -> None:
         """Begin to read the missing experts, or to wait for those that a guess has begun to read."""
         self._open = fetch
@@ -228,8 +241,7 @@ class ExpertCache:
                     continue
                 fetch.reads.append(guess)
                 self.readers.demand(guess, fetch.wakeup)
-                self.useful_guesses += 1
-            self._pass_guesses(residents)
+            residents.guesses.pass_layer(residents.layer)
             for expert in unguessed:
                 key = residents.key(expert)
                 fetch.reads.append(Read(key, self._acquire(residents, key, needed), wakeup=fetch.wakeup))
@@ -250,7 +262,7 @@ class ExpertCache:
                 residents.slots[read.key.expert] = read.slot
                 residents.policy.touch(read.key)
                 self.misses += 1
-                self.bytes_read += read.drive_nbytes
+                self._used_nbytes += read.drive_nbytes
         else:
             fetch.abandoned = True
             self.readers.settle(reads)
@@ -259,39 +271,24 @@ class ExpertCache:
                 self.store.release(read.key, read.slot)
         self._open = None
 
-    def _use_guess(self, residents: _LayerResidents, expert: int) -> bool:
+    def _use_guess(self, residents: LayerResidents, expert: int) -> bool:
         """Make a guess resident, if it has been read by now."""
-        guess = residents.guesses.take_ended(residents.key(expert))
-        if guess is None:
-            return False
-        if guess.error is not None:
-            self.store.release(guess.key, guess.slot)
-            return False
-        residents.slots[expert] = guess.slot
-        self.bytes_read += guess.drive_nbytes
-        self.useful_guesses += 1
-        return True
+        guess = residents.guesses.take_read(residents.key(expert))
+        if guess is not None:
+            residents.slots[expert] = guess.slot
+            self._used_nbytes += guess.drive_nbytes
+        return guess is not None
 
-    def _pass_guesses(self, residents: _LayerResidents) -> None:
-        """A layer has its turn: do not read what was guessed in vain and waits; the rest is the first to go."""
-        if not residents.guesses:
-            return
-        for guess in residents.guesses.pass_layer(residents.layer):
-            if self.readers.cancel(guess):
-                residents.guesses.take(guess.key)
-                self.store.release(guess.key, guess.slot)
-
-    def _acquire(self, residents: _LayerResidents, key: ExpertKey, needed: Container[ExpertKey]) -> int:
+    def _acquire(self, residents: LayerResidents, key: ExpertKey, needed: Container[ExpertKey]) -> int:
         """A slot; when none is free, guesses in vain go for it, then experts outside of `needed`, then any guess."""
         while (slot := self.store.acquire(key)) is None:
             if not self._make_room(residents, key, needed):
-                guess = residents.guesses.take_oldest()
-                assert guess is not None, "the experts of one call fit"
-                self._drop(residents, guess)
+                assert residents.guesses, "the experts of one call fit"
+                residents.guesses.drop_oldest()
         return slot
 
     def _spare_slot(
-        self, residents: _LayerResidents, key: ExpertKey, protected: Container[ExpertKey]
+        self, residents: LayerResidents, key: ExpertKey, protected: Container[ExpertKey]
     ) -> int | None:
         """A slot for a guess; None when only protected experts and guesses that may come true have one."""
         while (slot := self.store.acquire(key)) is None:
@@ -300,12 +297,10 @@ class ExpertCache:
         return slot
 
     def _make_room(
-        self, residents: _LayerResidents, newcomer: ExpertKey, protected: Container[ExpertKey]
+        self, residents: LayerResidents, newcomer: ExpertKey, protected: Container[ExpertKey]
     ) -> bool:
         """Free one slot without a wait: of a guess in vain, or of the policy's victim."""
-        guess = residents.guesses.take_passed()
-        if guess is not None:
-            self._drop(residents, guess)
+        if residents.guesses.drop_passed():
             return True
         try:
             victim = residents.policy.victim(newcomer, protected)
@@ -315,28 +310,3 @@ class ExpertCache:
         self.store.release(victim, self._layers[victim.layer].slots.pop(victim.expert))
         self.evictions += 1
         return True
-
-    def _drop(self, residents: _LayerResidents, guess: Read) -> None:
-        """Give a guess's slot back."""
-        self.readers.settle([guess])
-        if guess.begun and guess.error is None:
-            self.wasted_guesses += 1
-            self.bytes_read += guess.drive_nbytes
-        self.store.release(guess.key, guess.slot)
-
-
-class _LayerResidents:
-    """Who is resident in one layer, and where."""
-
-    def __init__(self, layer: int, stride: int, policy: CachePolicy, guesses: ExpertGuesses) -> None:
-        self.layer = layer
-        self.stride = stride
-        self.policy = policy  # shared with the other layers of the layout, as are the guesses
-        self.guesses = guesses
-        self.slots: dict[int, int] = {}  # expert -> slot
-        self.keys: dict[int, ExpertKey] = {}  # expert -> key, made once
-
-    def key(self, expert: int) -> ExpertKey:
-        if expert not in self.keys:
-            self.keys[expert] = ExpertKey(self.layer, expert)
-        return self.keys[expert]

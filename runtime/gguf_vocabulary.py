@@ -32,23 +32,20 @@ _KINDS = np.array(
 )
 # our names of special tokens: the key tokenizer.ggml.…_token_id
 _SPECIAL_KEYS = {
-    name: key or name
-    for name, key in {
-        "bos": "",
-        "eos": "",
-        "eot": "",
-        "eom": "",
-        "unk": "unknown",
-        "sep": "seperator",  # the specification's spelling
-        "pad": "padding",
-        "mask": "",
-        "fim_pre": "",
-        "fim_suf": "",
-        "fim_mid": "",
-        "fim_pad": "",
-        "fim_rep": "",
-        "fim_sep": "",
-    }.items()
+    "bos": "bos",
+    "eos": "eos",
+    "eot": "eot",
+    "eom": "eom",
+    "unk": "unknown",
+    "sep": "seperator",  # the specification's spelling
+    "pad": "padding",
+    "mask": "mask",
+    "fim_pre": "fim_pre",
+    "fim_suf": "fim_suf",
+    "fim_mid": "fim_mid",
+    "fim_pad": "fim_pad",
+    "fim_rep": "fim_rep",
+    "fim_sep": "fim_sep",
 }
 # llama.cpp's ids where a file names none
 _SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unk": 0}

@@ -73,12 +73,10 @@ class HFTokenizer:
         for token_id in ids:
             check_token_id(token_id, self.vocab_size)
         if remove_special:
-            ids = ids[len(self._prefix) :] if ids[: len(self._prefix)] == self._prefix else ids
-            ids = (
-                ids[: -len(self._suffix)]
-                if self._suffix and ids[-len(self._suffix) :] == self._suffix
-                else ids
-            )
+            if ids[: len(self._prefix)] == self._prefix:
+                del ids[: len(self._prefix)]
+            if self._suffix and ids[-len(self._suffix) :] == self._suffix:
+                del ids[-len(self._suffix) :]
         text: str = self._library.decode(ids, skip_special_tokens=not unparse_special)
         return text
 

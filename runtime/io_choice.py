@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lmpack.byte_size import format_nbytes
-from lmpack.errors import UsageError
+from lmpack.errors import StorageError, UsageError
 from lmpack.expert_key import ExpertKey
 from runtime.direct_store import DirectStore
 from runtime.drive_memory import recall_rates, remember_rates
@@ -60,12 +60,18 @@ def choose_io(name: str, pack: Pack, budget: MemoryBudget, *, anew: bool = False
     if budget.resident_share == 1.0 and cached_share(pack) > 0.5:
         return IoChoice("mmap", NUM_READERS, "most of it is in the page cache, and all of it fits")
     expert_nbytes = max(layout.stride for layout in budget.layouts)
-    rates = recall_rates(pack.path, expert_nbytes)
+    damage = ""
+    try:
+        rates = recall_rates(pack.path, expert_nbytes)
+    except StorageError as error:
+        rates, damage = None, f" ({error})"
     if rates is not None and not anew:
         return fastest(rates, "measured before")
     rates = measure_stores(pack, budget)
     failure = remember_rates(pack.path, expert_nbytes, rates)
-    return fastest(rates, f"measured now, but not remembered: {failure}" if failure else "measured now")
+    return fastest(
+        rates, f"measured now, but not remembered: {failure}" if failure else f"measured now{damage}"
+    )
 
 
 def device_io(name: str) -> IoChoice:

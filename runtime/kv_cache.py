@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lmpack.alignment import align_up
 from lmpack.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class KVCache:
         self, config: ModelConfig, context_length: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.context_length = context_length
-        self.capacity = _capacity(context_length)
+        self.longest_context = config.max_position_embeddings
+        self.capacity = align_up(context_length, _CAPACITY_STEP)
         self.num_grouped_heads = config.num_attention_heads // config.num_key_value_heads
         layers, heads = config.num_hidden_layers, config.num_key_value_heads
         # The system gives zeros without touching memory before tokens come.
@@ -47,12 +49,7 @@ class KVCache:
 
     def require(self, num_tokens: int) -> None:
         """UsageError unless `num_tokens` more fit."""
-        total = self.num_tokens + num_tokens
-        if total > self.context_length:
-            raise UsageError(
-                f"{total} tokens do not fit a context of {self.context_length}; "
-                f"use a longer --context or a shorter prompt"
-            )
+        check_fit(self.num_tokens + num_tokens, self.context_length, self.longest_context)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store [n, kv_heads, head_dim] of both behind the tokens seen.
@@ -79,11 +76,16 @@ class KVCache:
         return common
 
 
+def check_fit(num_tokens: int, context_length: int, longest_context: int) -> None:
+    """UsageError unless a context of this length holds so many tokens; a longer one helps up to the model's longest."""
+    if num_tokens > context_length:
+        advice = f"use --context {num_tokens} or more, or a shorter prompt"
+        if num_tokens > longest_context:
+            advice = f"use a shorter prompt: this model's longest context is {longest_context}"
+        raise UsageError(f"{num_tokens} tokens do not fit a context of {context_length}; {advice}")
+
+
 def kv_nbytes(config: ModelConfig, context_length: int, dtype: torch.dtype) -> int:
     """Bytes that a KVCache of this length takes when it is full."""
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    return per_token * _capacity(context_length) * dtype.itemsize
-
-
-def _capacity(context_length: int) -> int:
-    return -(-context_length // _CAPACITY_STEP) * _CAPACITY_STEP
+    return per_token * align_up(context_length, _CAPACITY_STEP) * dtype.itemsize

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from runtime.compute_device import ComputeDevice
     from runtime.model_config import ModelConfig
 
-_DEQUANTISING_COPIES = (
-    3  # of a matrix as float32, that gguf's codecs keep alive at once: measured, 2.0 to 2.8
-)
+_DEQUANTISING_COPIES = 3
+"""Of a matrix as float32, that gguf's codecs keep alive at once: measured, 2.0 to 2.8."""
 
 
 @dataclass(frozen=True, slots=True)

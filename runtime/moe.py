@@ -74,7 +74,7 @@ class MoE:
         self.recorder = recorder
         self.prefetcher: Prefetcher | None = None
         self.following: MoE | None = None  # whose router is asked about this block's input, for a guess
-        self.hits_first = True  # benchmarks/overlap.py shows what it gains
+        self.hits_first = True  # False computes when all have arrived: benchmarks/overlap.py tells the gain
 
     def __call__(self, ops: Operations[T], x: T, num_tokens: int) -> T:
         topk_ids, topk_weights = ops.route(ops.linear(x, self.gate_inp), self.router)

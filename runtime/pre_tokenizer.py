@@ -42,9 +42,7 @@ class PreTokenizer:
     must_add_bos: bool = False  # whatever the file says; early conversions of Gemma 4 say no
     has_bos: bool = True  # False: no start token unless the file names one
     cleans_spaces: bool = True  # detokenizing turns "a ." into "a."
-    is_byte_level: bool = (
-        True  # False: merges work on characters, with ▁ for a space and <0xXX> for unknown bytes
-    )
+    is_byte_level: bool = True  # False: merges work on characters; ▁ is a space, <0xXX> an unknown byte
     keeps_newline_runs: bool = False  # a run of newlines that is a token stays whole
     strips_before_mask: bool = False  # the <mask> token swallows the white space before it
 

@@ -10,11 +10,11 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from lmpack.errors import CheckpointError
+from runtime.byte_pair_encoder import SPACE
 
 if TYPE_CHECKING:
     from runtime.vocabulary import Vocabulary
 
-SPACE = "\u2581"  # ▁
 _MAX_CACHED_WORDS = 50_000
 
 

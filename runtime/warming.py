@@ -5,12 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from lmpack.drive import read_into
-from lmpack.errors import ProfileError
 from lmpack.expert_key import ExpertKey
-from profiles.routing_shape import RoutingShape
 from runtime.expert_files import ExpertFiles
 from runtime.expert_readers import NUM_READERS
 
@@ -24,26 +20,18 @@ _READ_NBYTES = 1 << 20
 
 
 def hottest_first(pack: Pack, profile: RoutingProfile | None) -> list[ExpertKey]:
-    """A pack's experts by how often a profile saw them used; without one, expert 0 of every layer and so on.
+    """A pack's experts, first those that a profile of its model saw used, the most used of them before the others.
 
-    Raises ProfileError when the profile is of another shape.
+    Without one, and behind them: expert 0 of every layer, then expert 1 and so on.
     """
+    used = dict.fromkeys(profile.most_used() if profile is not None else ())
     keys = [
         ExpertKey(entry.layer, expert)
         for entry in pack.manifest.layers
         for expert in range(entry.num_experts)
     ]
-    if profile is None:
-        return sorted(keys, key=lambda key: (key.expert, key.layer))
-    shape = RoutingShape.of_manifest(pack.manifest)
-    if profile.shape != shape:
-        raise ProfileError(
-            f"the profile is of {profile.shape.num_layers} layers with {profile.shape.widest} experts, top-"
-            f"{profile.shape.top_k}; {pack.path} has {shape.num_layers} with {shape.widest}, top-{shape.top_k}"
-        )
-    uses = np.concatenate([profile.layer_counts(index) for index in range(shape.num_layers)])
-    rank = dict(zip(keys, (-uses).tolist(), strict=True))
-    return sorted(keys, key=lambda key: (rank[key], key.expert, key.layer))
+    others = sorted(set(keys) - used.keys(), key=lambda key: (key.expert, key.layer))
+    return [*used, *others]
 
 
 def file_nbytes(pack: Pack, key: ExpertKey) -> int:

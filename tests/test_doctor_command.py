@@ -43,21 +43,31 @@ def test_a_folder_is_measured_with_a_file_that_goes_again(
 
 
 def test_a_pack_is_left_as_it_is_and_the_choice_for_it_is_said(
+    demo_pack: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beside = {path.name for path in demo_pack.parent.iterdir()}
+    assert run(["doctor", str(demo_pack)]) == 0
+    out = capsys.readouterr().out
+    assert "request     in flight    direct  buffered   GB/s\n   4.0 KiB          1" in out
+    assert "--io auto   direct, 8 reads in flight (below 256.0 MiB it is not measured)\n" in out
+    assert run(["validate", str(demo_pack)]) == 0
+    assert {path.name for path in demo_pack.parent.iterdir()} == beside
+
+
+def test_a_run_that_would_be_refused_is_said_beside_the_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pack = write_expert_pack(tmp_path / "experts.lmpack")
     assert run(["doctor", str(pack.path)]) == 0
     out = capsys.readouterr().out
-    assert "request     in flight    direct  buffered   GB/s\n   4.0 KiB          1" in out
-    assert "--io auto   direct, 8 reads in flight (below 256.0 MiB it is not measured)\n" in out
-    assert run(["validate", str(pack.path)]) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"experts.lmpack"}
+    assert "request     in flight    direct  buffered   GB/s\n" in out
+    assert "lmpack run  is refused: architecture 'tinymoe' can be packed but not run yet" in out
+    assert "--io auto" not in out
 
 
 @pytest.mark.usefixtures("a_user_without_a_home")
-def test_a_user_without_a_home_gets_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pack = write_expert_pack(tmp_path / "experts.lmpack")
-    assert run(["doctor", str(pack.path), "--json"]) == 0
+def test_a_user_without_a_home_gets_the_figures(demo_pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", str(demo_pack), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["remembered_in"] is None
     assert document["io"]["store"] == "direct"

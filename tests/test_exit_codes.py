@@ -157,6 +157,45 @@ def test_a_text_that_is_not_utf8_is_refused_with_the_place(
     assert "byte 0xE9 after 3 characters is not UTF-8" in line
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run m.lmpack -f /dev/zero",
+        "tokenize m.gguf -f /dev/zero",
+        "perplexity m.lmpack /dev/zero",
+        "bench m.lmpack -f /dev/zero",
+        "profile m.lmpack --prompts zero.txt -o profile.safetensors",
+    ],
+)
+def test_a_text_without_an_end_is_refused(
+    folder: Path, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "zero.txt").symlink_to("/dev/zero")
+    exit_code, told = refusal(shlex.split(line), capsys)
+    assert exit_code == 2
+    assert "zero" in told
+    assert "larger than 64.0 MiB" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (300, "do not fit a context of 200; use --context "),
+        (2000, "do not fit a context of 200; use a shorter prompt: this model's longest context is 1024"),
+    ],
+)
+def test_the_advice_for_a_long_prompt_can_help(
+    folder: Path, words: int, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = folder / "long.txt"
+    prompts.write_text("fox " * words, encoding="utf-8")
+    for line in ("run m.lmpack -f long.txt", "profile m.lmpack --prompts long.txt -o profile.safetensors"):
+        assert run([*shlex.split(line), "--context", "200", "--threads", "1"]) == 2
+        told = capsys.readouterr().err.splitlines()[-1]
+        assert expected in told
+        assert ("long.txt:1: " in told) == line.startswith("profile")
+
+
 def test_a_damaged_pack_is_a_failure(tiny_pack: TinyPack, capsys: pytest.CaptureFixture[str]) -> None:
     shared = tiny_pack.path / "shared.bin"
     shared.write_bytes(bytes([shared.read_bytes()[0] ^ 0xFF]) + shared.read_bytes()[1:])

@@ -101,15 +101,27 @@ def test_figures_are_kept_apart_by_drive_and_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"no json", b"[]", b"null", b'{"x": 1}', b'{"ID": 1}', b'{"ID": {"direct": 1}}']
+    "raw",
+    [
+        b"",
+        b"no json",
+        b"[]",
+        b"{}",
+        b'{"x": 1}',
+        b'{"ID": {"direct": {"8": 1.0}}}',
+        b'{"ID": {"direct": {"8": 1.0}, "mmap": 1}}',
+        b'{"ID": {"direct": {"8": 1.0}, "mmap": {}}}',
+        b'{"ID": {"direct": {"8": 1.0}, "mmap": {"8": "1"}}}',
+        b'{"ID": {"direct": {"8": 1.0}, "mmap": {"0": 1.0}}}',
+    ],
 )
-def test_figures_that_cannot_be_read_are_measured_again(tmp_path: Path, raw: bytes) -> None:
+def test_figures_that_cannot_be_read_are_measured_again_and_that_is_said(pack: Pack, raw: bytes) -> None:
+    budget = budget_with_slots(pack.manifest, 8)
     file = drive_memory_file()
     file.parent.mkdir(parents=True)
-    file.write_bytes(raw.replace(b"ID", drive_id(tmp_path, 1 << 20).encode()))
-    assert recall_rates(tmp_path, 1 << 20) is None
-    assert remember_rates(tmp_path, 1 << 20, RATES) == ""
-    assert recall_rates(tmp_path, 1 << 20) == RATES
+    file.write_bytes(raw.replace(b"ID", drive_id(pack.path, budget.layouts[0].stride).encode()))
+    assert choose_io("auto", pack, budget).reason.startswith(f"measured now ({file} was damaged: ")
+    assert choose_io("auto", pack, budget).reason.startswith("measured before: ")
 
 
 def test_figures_that_cannot_be_kept_are_used_and_that_is_said(pack: Pack, cache_home: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 from click.testing import CliRunner, Result
@@ -58,6 +59,16 @@ def test_the_prompt_can_come_from_a_file(demo_pack: Path, tmp_path: Path) -> Non
     prompt = tmp_path / "prompt.txt"
     prompt.write_text(QUESTION, encoding="utf-8")
     assert invoke(run.command, str(demo_pack), "-f", str(prompt), "--chat").stdout == f"{ANSWER}\n"
+
+
+def test_the_prompt_can_come_from_standard_input_or_a_pipe(demo_pack: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, QUESTION.encode())
+    os.close(writing)
+    for file in ("-", f"/dev/fd/{reading}"):
+        result = invoke(run.command, str(demo_pack), "-f", file, "--chat", given=QUESTION)
+        assert result.stdout == f"{ANSWER}\n"
+    os.close(reading)
 
 
 def test_line_ends_of_a_prompt_file_stay_as_they_are(demo_pack: Path, tmp_path: Path) -> None:

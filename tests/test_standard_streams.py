@@ -34,6 +34,22 @@ def test_closed_streams_change_no_verdict(demo_pack: Path, closed: str) -> None:
     assert "Traceback" not in ended.stderr
 
 
+def test_input_that_is_not_utf8_is_named_with_the_place(demo_pack: Path, tmp_path: Path) -> None:
+    latin1 = tmp_path / "latin1.txt"
+    latin1.write_bytes(b"caf\xe9\nHello\n")
+    pack, given = shlex.quote(str(demo_pack)), shlex.quote(str(latin1))
+    ended = shell(f"chat {pack} --threads 1 -n 4 < {given}")
+    assert ended.returncode == 0
+    assert (
+        "\nbyte 0xE9 after 3 characters is not UTF-8; give it as UTF-8 text; this turn is dropped"
+        in ended.stderr
+    )
+    assert ended.stdout.strip()
+    ended = shell(f"run {pack} -f - < {given}")
+    assert ended.returncode == 2
+    assert ended.stderr == "lmpack: error: standard input: byte 3 is not UTF-8; give it as UTF-8 text\n"
+
+
 @pytest.mark.parametrize("args", ["--help", "inspect {}", "inspect {} --json", "tokenize {} -p x", "-h"])
 def test_a_reader_that_went_away_is_no_error(demo_gguf: Path, args: str) -> None:
     reading, writing = os.pipe()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lmpack.cli.main import run
-from lmpack.errors import ProfileError
 from lmpack.expert_key import ExpertKey
 from profiles.routing_shape import RoutingShape
 from runtime.direct_store import DirectStore
@@ -54,15 +53,20 @@ def test_a_share_is_taken_from_every_layer(pack: Pack, capsys: pytest.CaptureFix
 
 
 def test_a_profile_puts_the_most_used_experts_first(pack: Pack) -> None:
-    routed = replace(pack, manifest=replace(pack.manifest, config={"num_experts_per_tok": 2}))
-    recorder = record([[20, 1, 1]], shape=RoutingShape.of_manifest(routed.manifest))
-    profile = recorder.profile(ORIGIN)
-    order = hottest_first(routed, profile)
+    routed = replace(pack.manifest, config={"num_experts_per_tok": 2})
+    profile = record([[20, 1, 1]], shape=RoutingShape.of_manifest(routed)).profile(ORIGIN)
+    order = hottest_first(pack, profile)
+    assert sorted(order) == all_keys(pack)
     uses = [int(profile.counts[key.layer, key.expert]) for key in order]
     assert uses == sorted(profile.counts.flatten().tolist(), reverse=True)
-    other = record([[20]]).profile(ORIGIN)
-    with pytest.raises(ProfileError, match=r"is of 3 layers with 6 experts, top-2; .* has 2 with 10, top-2"):
-        hottest_first(routed, other)
+
+
+def test_a_profile_of_another_model_is_refused(
+    demo_pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record([[20]]).profile(ORIGIN).save(tmp_path / "other.safetensors")
+    assert run(["warm", str(demo_pack), "--profile", str(tmp_path / "other.safetensors")]) == 1
+    assert "other.safetensors is the profile of another model: " in capsys.readouterr().err
 
 
 def test_the_direct_store_takes_experts_out_of_the_page_cache(pack: Pack) -> None:

@@ -20,24 +20,22 @@ Keys of `--json`:
 
 from __future__ import annotations
 
-import json
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from lmpack.byte_size import format_nbytes, parse_byte_size
 from lmpack.cli.budget_chart import BudgetChart, BudgetPoint
 from lmpack.cli.engine_options import EngineOptions, engine_options_with
-from lmpack.cli.fresh_process import run_fresh
+from lmpack.cli.fresh_process import call_fresh
 from lmpack.cli.output_file import check_output
 from lmpack.cli.path_argument import NewPath, PackPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import one_line, print_json
-from lmpack.cli.text_input import read_text
+from lmpack.cli.text_input import TextPath, read_text
 from lmpack.errors import UsageError
 from lmpack.plural import counted
 
@@ -47,7 +45,6 @@ if TYPE_CHECKING:
     from runtime.speed import Phase
 
 TEXT = Path(__file__).parents[1] / "demo" / "heldout.txt"
-OF_ALL_BUDGETS = {"ram", "as_json", "plot"}  # options that a run at one of several budgets does not inherit
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +95,7 @@ class Workload:
 @click.option(
     "-f",
     "--file",
-    type=click.Path(exists=True, dir_okay=False),
+    type=TextPath(),
     default=TEXT,
     help="Text to take the prompts from, for what is read decides which experts are. Default: English tales.",
 )
@@ -113,9 +110,7 @@ class Workload:
     ram="Budgets to run at, each in a process of its own: 8GiB or 4GiB,8GiB,50%. Default: 90% of what is free.",
     context="Room for prompt and answer. Default: what they need.",
 )
-@click.pass_context
 def command(
-    ctx: click.Context,
     pack: str,
     prompt_tokens: int,
     answer_tokens: int,
@@ -141,13 +136,15 @@ def command(
         raise UsageError(
             f"--context {context}: the prompt and the answer have {prompt_tokens + answer_tokens} tokens"
         )
+    text = read_text(file)
     budgets = _ascending(engine_options.ram)
     runs = []
     for ram in budgets:
+        options = replace(engine_options, ram=ram, context=context)
         if len(budgets) == 1:
-            runs.append(_run(pack, work, read_text(file), engine_options.with_context(context)))
+            runs.append(_run(pack, work, text, options))
         else:
-            runs.append(_run_apart(ctx, ram))
+            runs.append(call_fresh(_run, pack, work, text, options))
         if not as_json:
             click.echo(_row(runs[-1]) if len(runs) > 1 else f"{_heading(work)}\n{_row(runs[0])}")
     if as_json:
@@ -170,27 +167,8 @@ def _ascending(ram: str | None) -> list[str | None]:
     return [*sorted(sizes, key=sizes.__getitem__)]
 
 
-def _run_apart(ctx: click.Context, ram: str | None) -> dict[str, Any]:
-    """Run this command line at one budget in a process of its own."""
-    args = ["bench", ctx.params["pack"], "--ram", str(ram), "--json"]
-    for param in ctx.command.params:
-        if (
-            isinstance(param, click.Option)
-            and param.name not in OF_ALL_BUDGETS
-            and ctx.get_parameter_source(param.name or "") == ParameterSource.COMMANDLINE
-        ):
-            value = ctx.params[param.name or ""]
-            args += [param.opts[-1]] if param.is_flag else [param.opts[-1], str(value)]
-    exit_code, output = run_fresh(args, keep_output=True)
-    if exit_code:
-        ctx.exit(exit_code)  # it has said why
-    (run,) = json.loads(output)["runs"]
-    assert isinstance(run, dict)
-    return run
-
-
 def _run(pack: str, work: Workload, text: str, engine_options: EngineOptions) -> dict[str, Any]:
-    """Run the workload in this process."""
+    """Run the workload at one budget; the result is one of `runs`."""
     from runtime.speed import measure_repetitions
 
     with engine_options.load(pack, announce=False) as engine:

@@ -13,7 +13,7 @@ from lmpack.cli.engine_options import EngineOptions, engine_options
 from lmpack.cli.path_argument import PackPath
 from lmpack.cli.run import echo_text, stream_answer
 from lmpack.cli.sampling_options import sampling_options, sampling_params
-from lmpack.cli.text_input import Text
+from lmpack.cli.text_input import Text, check_utf8
 from lmpack.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def command(
                 continue
             messages.append({"role": "user", "content": line})
             try:
+                check_utf8(line)
                 prompt_ids = encode_chat(engine.tokenizer, messages)
                 with _ctrl_c_asks() if is_watched else nullcontext(lambda: False) as should_stop:
                     _, answer = stream_answer(engine, prompt_ids, params, echo_text, kv, should_stop)

@@ -4,12 +4,14 @@ The document of --json:
 
     path                 what was given
     processors           how many this process may use
-    free_memory_nbytes   what a run without --ram would divide, cgroup limits included
+    free_memory_nbytes   what this process may have, cgroup limits included; a run without --ram takes 90 % of it
     max_map_count        vm.max_map_count: experts and holes that can be mapped
     max_open_files       ulimit -n
     device               the drive, as it is remembered
     reads[]              request_nbytes, in_flight, direct, gigabytes_per_s (null: O_DIRECT is refused)
-    io                   store, num_readers, reason: what --io auto does with this pack; null for a folder
+    io                   store, num_readers, reason: what --io auto does in a run without other options; null for a
+                         folder, for a dense model, and where such a run is refused
+    refusal              why it is refused; null where it is not
     remembered_in        the file that keeps what --io auto measured; null for a user without a home
 """
 
@@ -26,9 +28,9 @@ from typing import TYPE_CHECKING
 import click
 
 from lmpack.byte_size import format_nbytes
-from lmpack.cli.report import print_json
+from lmpack.cli.report import one_line, print_json
 from lmpack.drive import check_space, storage_errors
-from lmpack.errors import StorageError
+from lmpack.errors import BudgetError, ManifestError, StorageError, UnsupportedError
 from lmpack.manifest import MANIFEST_FILE
 
 if TYPE_CHECKING:
@@ -73,7 +75,13 @@ def command(path: Path, as_json: bool) -> None:
 
     pack = Pack.open(path) if (path / MANIFEST_FILE).exists() else None
     reads = _measure(path, pack)
-    choice = _choice(pack) if pack is not None and pack.manifest.layers else None
+    choice: IoChoice | None = None
+    refusal: str | None = None
+    if pack is not None and pack.manifest.layers:
+        try:
+            choice = _choice(pack)
+        except (BudgetError, ManifestError, UnsupportedError) as error:
+            refusal = str(error)
     max_map_count = int(Path("/proc/sys/vm/max_map_count").read_text(encoding="ascii"))
     document = {
         "path": str(path),
@@ -84,6 +92,7 @@ def command(path: Path, as_json: bool) -> None:
         "device": device_name(path),
         "reads": [asdict(rate) for rate in reads],
         "io": asdict(choice) if choice is not None else None,
+        "refusal": refusal,
         "remembered_in": _remembered_in(),
     }
     if as_json:
@@ -96,6 +105,8 @@ def command(path: Path, as_json: bool) -> None:
     click.echo(_table(reads))
     if choice is not None:
         click.echo(f"--io auto   {choice.store}, {choice.num_readers} reads in flight ({choice.reason})")
+    if refusal is not None:
+        click.echo(f"lmpack run  is refused: {one_line(refusal)}")
 
 
 def _remembered_in() -> str | None:
@@ -152,13 +163,11 @@ def _files_to_read(path: Path, referenced: Iterable[Path]) -> Iterator[dict[Path
 
 
 def _choice(pack: Pack) -> IoChoice:
+    """What a run without options does; raises BudgetError, ManifestError and UnsupportedError as it does."""
     from runtime.io_choice import choose_io
-    from runtime.memory_budget import MemoryBudget
+    from runtime.run_plan import RunPlan
 
-    budget = MemoryBudget.plan(
-        pack.manifest, ram_nbytes=None, dense_nbytes=0, kv_nbytes=0, buffers_nbytes=0, top_k=1
-    )
-    return choose_io("auto", pack, budget, anew=True)
+    return choose_io("auto", pack, RunPlan.make(pack.path).tiers.compute, anew=True)
 
 
 def _table(rates: Sequence[ReadRate]) -> str:

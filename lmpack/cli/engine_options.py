@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -36,10 +36,6 @@ class EngineOptions:
     warm: str | None
     prefetch: str | None
     verify_reads: bool
-
-    def with_context(self, context: int) -> EngineOptions:
-        """The same with another context length in tokens."""
-        return replace(self, context=context)
 
     def load(self, pack: str, recorder: RoutingRecorder | None = None, *, announce: bool = True) -> Engine:
         """Open the pack and say on stderr which budget, store and kernels run, unless the command does.
@@ -81,7 +77,7 @@ class EngineOptions:
         if announce:
             click.echo(
                 f"{engine.pack.path.name}: {engine.tiers.describe()}; "
-                f"kernels {engine.kernels.name}, store {engine.cache.store.name}, "
+                f"kernels {engine.kernels.name}, store {engine.cache.store.name} ({engine.io_choice.reason}), "
                 f"policy {engine.cache.policy_name}"
                 + (f", {engine.cache.warmed} experts read in" if self.warm is not None else ""),
                 err=True,

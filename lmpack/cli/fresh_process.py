@@ -1,16 +1,32 @@
-"""Fresh process: a command line run by an interpreter of its own, so that the memory it reports is its own."""
+"""Fresh process: work done by an interpreter of its own, so that the memory it reports is its own."""
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from lmpack.errors import LmpackError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_OUT_OF_MEMORY = "the system may be out of memory: use a smaller --ram"
+
+
+def call_fresh(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Return what a module's function gives, or raise what it raises; LmpackError when its process was killed."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        try:
+            return process.submit(function, *args, **kwargs).result()
+        except BrokenProcessPool:
+            raise LmpackError(f"its process was killed; {_OUT_OF_MEMORY}") from None
 
 
 def run_fresh(args: Sequence[str], *, keep_output: bool = False) -> tuple[int, str]:
@@ -27,6 +43,6 @@ def run_fresh(args: Sequence[str], *, keep_output: bool = False) -> tuple[int, s
     )
     if ended.returncode < 0:
         name = signal.Signals(-ended.returncode).name
-        hint = "; the system may be out of memory: use a smaller --ram" if name == "SIGKILL" else ""
+        hint = f"; {_OUT_OF_MEMORY}" if name == "SIGKILL" else ""
         raise LmpackError(f"lmpack {args[0]}: ended by {name}{hint}")
     return ended.returncode, ended.stdout or ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import click
 
@@ -10,7 +10,7 @@ from lmpack.cli.engine_options import EngineOptions, engine_options_with
 from lmpack.cli.path_argument import PackPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import print_json
-from lmpack.cli.text_input import read_text
+from lmpack.cli.text_input import TextPath, read_text
 from lmpack.plural import counted
 
 DEFAULT_CONTEXT = 512  # llama.cpp's
@@ -24,7 +24,7 @@ DEFAULT_CONTEXT = 512  # llama.cpp's
 """
 )
 @click.argument("pack", type=PackPath())
-@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.argument("file", type=TextPath())
 @click.option("--chunks", type=click.IntRange(min=1), help="Score only the first N chunks.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @engine_options_with(context=f"Tokens of a chunk. Default: {DEFAULT_CONTEXT}.")
@@ -37,7 +37,7 @@ def command(pack: str, file: str, chunks: int | None, as_json: bool, engine_opti
 
     text = read_text(file)
     context = engine_options.context or DEFAULT_CONTEXT
-    with engine_options.with_context(context).load(pack) as engine:
+    with replace(engine_options, context=context).load(pack) as engine:
         token_ids = engine.tokenizer.encode(text)
         total = min(len(token_ids) // context, chunks or len(token_ids))
         with progress_bar(total, unit="chunk", description="perplexity") as progress:

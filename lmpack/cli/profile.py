@@ -184,13 +184,9 @@ def _tokenize(prompt_set: PromptSet, engine: Engine, parse_special: bool) -> lis
                 ids = engine.tokenizer.encode(prompt.text, parse_special=parse_special)
             else:
                 ids = encode_chat(engine.tokenizer, [asdict(message) for message in prompt.messages])
+            engine.check_prompt(ids)
         except LmpackError as error:  # the model's template refuses what it does not know
             raise UsageError(f"{prompt_set.at(prompt)}: {error}") from error
-        if not 1 <= len(ids) <= engine.context_length:
-            raise UsageError(
-                f"{prompt_set.at(prompt)}: the prompt has {len(ids)} tokens, expected 1 to "
-                f"{engine.context_length}; shorten it, or give --context"
-            )
         prompts_ids.append(ids)
     return prompts_ids
 

@@ -11,13 +11,14 @@ from lmpack.cli.engine_options import EngineOptions, engine_options
 from lmpack.cli.path_argument import PackPath
 from lmpack.cli.report import print_json
 from lmpack.cli.sampling_options import sampling_options, sampling_params
-from lmpack.cli.text_input import Text, text_or_file
+from lmpack.cli.text_input import Text, TextPath, text_or_file
 from lmpack.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtime.engine import Engine, GeneratedToken
+    from runtime.engine import Engine
+    from runtime.generated_token import GeneratedToken
     from runtime.kv_cache import KVCache
     from runtime.sampler import SamplingParams
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 @click.argument("pack", type=PackPath())
 @click.option("-p", "--prompt", type=Text(), help="The text to continue.")
 @click.option(
-    "-f", "--file", type=click.Path(exists=True, dir_okay=False), help="Read the prompt from a file."
+    "-f", "--file", type=TextPath(), help="Read the prompt from a file, or from - (standard input)."
 )
 @click.option(
     "--chat", is_flag=True, help="Put the prompt into the model's chat template, as a user's message."

@@ -66,7 +66,8 @@ if TYPE_CHECKING:
     default="5%,10%,20%",
     show_default=True,
     metavar="SIZES",
-    help="With commas: shares of the experts that fit in memory; with --pack also their bytes, such as 4GiB.",
+    help="With commas: shares of the experts that fit in memory; with --pack also their bytes, such as 4GiB. It is "
+    "room for experts alone; a run's --ram holds everything else, too, and --stats says what it leaves for experts.",
 )
 @click.option(
     "--pack",

@@ -1,13 +1,13 @@
-"""Text that a user gives: typed as an option, or in a file."""
+"""Text that a user gives: typed as an option, on standard input, or in a file."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from lmpack.errors import UsageError
+from lmpack.text_file import read_text_bytes
 
 
 class Text(click.types.StringParamType):
@@ -22,23 +22,39 @@ class Text(click.types.StringParamType):
         if not text and not self.may_be_empty:
             self.fail("it is empty; give some text, or leave the option out", param, ctx)
         try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            byte = ord(text[error.start]) & 0xFF  # Python keeps what it cannot decode as U+DC00 + byte
-            self.fail(
-                f"byte 0x{byte:02X} after {error.start} characters is not UTF-8; use a terminal that writes UTF-8",
-                param,
-                ctx,
-            )
+            check_utf8(text)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
         return text
 
 
-def read_text(file: str) -> str:
-    """A file's text, its line ends as they are, for they are tokens too; UsageError when it is not UTF-8."""
+class TextPath(click.Path):
+    """A file for read_text(): on a drive, a pipe, or "-" for standard input."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, dir_okay=False, allow_dash=True)
+
+
+def check_utf8(text: str) -> None:
+    """Raise UsageError unless the text was UTF-8 when it came in: Python keeps other bytes as U+DC00 + byte."""
     try:
-        return Path(file).read_bytes().decode()
+        text.encode()
+    except UnicodeEncodeError as error:
+        byte = ord(text[error.start]) & 0xFF
+        raise UsageError(
+            f"byte 0x{byte:02X} after {error.start} characters is not UTF-8; give it as UTF-8 text"
+        ) from None
+
+
+def read_text(file: str) -> str:
+    """A file's text, its line ends as they are, for they are tokens too; UsageError when it is not UTF-8, or huge."""
+    name = "standard input" if file == "-" else file
+    with click.open_file(file, "rb") as opened:
+        raw = read_text_bytes(opened, name)
+    try:
+        return raw.decode()
     except UnicodeDecodeError as error:
-        raise UsageError(f"{file}: byte {error.start} is not UTF-8; save it as UTF-8 text") from None
+        raise UsageError(f"{name}: byte {error.start} is not UTF-8; give it as UTF-8 text") from None
 
 
 def text_or_file(text: str | None, file: str | None) -> str:

@@ -6,7 +6,7 @@ import click
 
 from lmpack.cli.path_argument import ModelPath
 from lmpack.cli.report import print_json
-from lmpack.cli.text_input import Text, text_or_file
+from lmpack.cli.text_input import Text, TextPath, text_or_file
 
 
 @click.command(
@@ -20,7 +20,7 @@ from lmpack.cli.text_input import Text, text_or_file
 )
 @click.argument("source", metavar="PACK_OR_SRC", type=ModelPath())
 @click.option("-p", "--prompt", type=Text(), help="The text.")
-@click.option("-f", "--file", type=click.Path(exists=True, dir_okay=False), help="Read the text from a file.")
+@click.option("-f", "--file", type=TextPath(), help="Read the text from a file, or from - (standard input).")
 @click.option("--no-bos", is_flag=True, help="Leave out the tokens that the model wants around a text.")
 @click.option("--parse-special", is_flag=True, help="Read <|special|> tokens in the text as such.")
 @click.option(

@@ -66,7 +66,8 @@ def command(pack: str, profile: Path | None, top: str | None, as_json: bool) -> 
     from runtime.warming import file_nbytes, hottest_first, warm, within
 
     opened = Pack.open(pack)
-    keys = hottest_first(opened, RoutingProfile.load(profile) if profile is not None else None)
+    hot = RoutingProfile.load_for(opened.manifest, profile) if profile is not None else None
+    keys = hottest_first(opened, hot)
     all_nbytes = sum(file_nbytes(opened, key) for key in keys)
     free_nbytes = int(free_memory_nbytes() * (1 - _HEADROOM))
     most_nbytes = parse_byte_size(top, all_nbytes) if top is not None else min(all_nbytes, free_nbytes)

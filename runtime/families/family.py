@@ -1,4 +1,4 @@
-"""What a family file declares, and the look-up by GGUF architecture name."""
+"""What a family file declares."""
 
 from __future__ import annotations
 

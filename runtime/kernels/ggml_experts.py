@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.kernels.ggml_program import Program, Programs
+from runtime.kernels.ggml_program import Program
+from runtime.kernels.ggml_programs import Programs
 from runtime.kernels.ggml_threadpool import Threadpool
 
 if TYPE_CHECKING:

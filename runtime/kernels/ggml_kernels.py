@@ -15,7 +15,8 @@ from runtime.kernels.ggml_experts import ExpertLanes, expert, swiglu
 from runtime.kernels.ggml_interleaving import Interleaving
 from runtime.kernels.ggml_library import load_ggml
 from runtime.kernels.ggml_operations import GGMLOperations
-from runtime.kernels.ggml_program import Program, Programs
+from runtime.kernels.ggml_program import Program
+from runtime.kernels.ggml_programs import Programs
 from runtime.kernels.ggml_threadpool import Threadpool
 
 if TYPE_CHECKING:
@@ -54,9 +55,7 @@ class GGMLKernels:
         self._lanes = ExpertLanes(self._library, num_threads)
 
     def run(self, block: Block, *inputs: Tensor, step: Step | None = None) -> Tensor:
-        torch.set_num_threads(
-            1
-        )  # what host functions do is small, and OpenMP's idle threads spin against ggml's
+        torch.set_num_threads(1)  # host functions do little, and OpenMP's idle threads spin against ggml's
         shapes = tuple(tensor.shape for tensor in inputs)
         key = (block, shapes, None if step is None else _step_key(step))
         program = self._blocks.get(key, lambda: self._recorded(block, inputs, step))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,34 +15,21 @@ import torch
 
 from converters.ggml_base import GGML_TYPE_IDS
 from runtime.kernels.ggml_library import InitParams, PlanStruct, TensorStruct
+from runtime.kernels.scratch import ScratchPlaces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from runtime.kernels.ggml_library import GGMLLibrary
     from runtime.kernels.ggml_threadpool import Threadpool
+    from runtime.kernels.scratch import Scratch
     from runtime.step import Step
 
-_ALIGNMENT = 64  # a cache line
-_MAX_PROGRAMS = 64  # up to 1 MB each; prefills of many lengths leave theirs behind
 _STATUS_SUCCESS = 0
 _TENSORS_PER_CONTEXT = 256
 _TORCH_DTYPES = {GGML_TYPE_IDS["F32"]: torch.float32, GGML_TYPE_IDS["I32"]: torch.int32}
-
-
-class Scratch:
-    """Memory that programs take turns to use; it grows to what the largest needs."""
-
-    def __init__(self) -> None:
-        self.memory = torch.empty(0, dtype=torch.uint8)
-
-    def fit(self, nbytes: int) -> None:
-        if nbytes > len(self.memory):
-            self.memory = torch.empty(0, dtype=torch.uint8)  # free the old memory before asking for more
-            memory = torch.empty(nbytes + _ALIGNMENT, dtype=torch.uint8)
-            self.memory = memory[-memory.data_ptr() % _ALIGNMENT :][:nbytes]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,7 +207,7 @@ class Program:
         for result in results:
             offsets[self._root(result)[0]] = end
             end += self._library.ggml_nbytes(ctypes.addressof(result))
-        places = _Places(align(end))
+        places = ScratchPlaces(end)
         for index, step in enumerate(self._steps):
             result = step.result if isinstance(step, _HostCall) else step
             root = ctypes.addressof(result)
@@ -279,68 +265,6 @@ class Program:
         nbytes = 4 * math.prod(shape)
         self._views[0] = memory[offset : offset + nbytes].view(torch.float32).view(shape)
         self._memory = memory
-
-
-class Programs:
-    """The programs used last, and the scratch that they share."""
-
-    def __init__(self) -> None:
-        self.scratch = Scratch()
-        self._by_key: OrderedDict[Hashable, Program] = OrderedDict()
-
-    def get(self, key: Hashable, record: Callable[[], Program]) -> Program:
-        program = self._by_key.get(key)
-        if program is None:
-            if len(self._by_key) == _MAX_PROGRAMS:
-                self._by_key.popitem(last=False)[1].close()
-            program = self._by_key[key] = record()
-        self._by_key.move_to_end(key)
-        return program
-
-    def close(self) -> None:
-        while self._by_key:
-            self._by_key.popitem()[1].close()
-        self.scratch = Scratch()
-
-
-class _Places:
-    """Hands out places behind `end`, and takes back those whose last use has passed."""
-
-    def __init__(self, end: int) -> None:
-        self.end = end
-        self._free: list[tuple[int, int]] = []  # offset, nbytes
-        self._taken: list[tuple[int, int, int]] = []  # last use, offset, nbytes
-
-    def take(self, nbytes: int, last_use: int) -> int:
-        nbytes = align(nbytes)
-        fitting = [(size, offset) for offset, size in self._free if size >= nbytes]
-        if fitting:
-            size, offset = min(fitting)
-            self._free.remove((offset, size))
-            if size > nbytes:
-                self._free.append((offset + nbytes, size - nbytes))
-        else:
-            offset, self.end = self.end, self.end + nbytes
-        self._taken.append((last_use, offset, nbytes))
-        return offset
-
-    def leave(self, index: int) -> None:
-        """Free what is not used after this step."""
-        self._free += [(offset, nbytes) for last_use, offset, nbytes in self._taken if last_use <= index]
-        self._taken = [taken for taken in self._taken if taken[0] > index]
-        self._free.sort()
-        merged: list[tuple[int, int]] = []
-        for offset, nbytes in self._free:
-            if merged and sum(merged[-1]) == offset:
-                merged[-1] = (merged[-1][0], merged[-1][1] + nbytes)
-            else:
-                merged.append((offset, nbytes))
-        self._free = merged
-
-
-def align(nbytes: int) -> int:
-    """The next multiple of a cache line."""
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _sources(tensor: TensorStruct) -> list[int]:
