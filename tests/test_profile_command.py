@@ -179,7 +179,7 @@ def test_a_prompt_beyond_the_context_is_named_before_anything_runs(
     path.write_text(f"Hello.\n\n{TEXT * 5}\n", encoding="utf-8")
     arguments = ["profile", str(demo_pack), "--prompts", str(path), "-o", str(output), "--context", "20"]
     assert run(arguments) == 2
-    assert f"{path}:3: the prompt has " in capsys.readouterr().err
+    assert f"{path}:3: 50 tokens do not fit a context of 20; use --context 50" in capsys.readouterr().err
     assert not output.exists()
 
 
