@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
+import pytest
+
+from lmpack.cli.fresh_process import call_fresh
 from lmpack.cli.main import run
+from lmpack.errors import LmpackError
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 SHORT = ["-p", "16", "-n", "4", "-r", "2", "--threads", "1"]
 
@@ -58,6 +64,23 @@ def test_a_budget_that_is_too_small_is_found_out_first(
     shown, told = capfd.readouterr()
     assert not shown
     assert re.fullmatch(r"lmpack: error: the memory budget is 1\.0 MiB, .+\n", told)
+
+
+def test_told_to_end_it_ends_the_process_of_the_budget_too(demo_pack: Path) -> None:
+    threads = len(os.sched_getaffinity(0)) + 1  # which each process says when it has loaded the model
+    command = [sys.executable, "-m", "lmpack", "bench", str(demo_pack), "--ram", "500MiB,600MiB"]
+    command += ["-p", "4", "-n", "4", "-r", "1000000", "--threads", str(threads)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as bench:
+        assert bench.stderr is not None
+        assert bench.stderr.readline().startswith("--threads")
+        bench.terminate()
+        shown, told = bench.communicate(timeout=120)  # up to the last process that has these streams
+    assert (bench.returncode, shown, told) == (143, "", "")
+
+
+def test_a_budget_whose_process_is_killed_is_an_error_of_one_line() -> None:
+    with pytest.raises(LmpackError, match="its process: ended by SIGKILL; the system may be out of memory"):
+        call_fresh(signal.raise_signal, signal.SIGKILL)
 
 
 def test_a_chart_that_cannot_be_written_is_found_out_first(

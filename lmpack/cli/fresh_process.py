@@ -6,27 +6,36 @@ import multiprocessing
 import signal
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmpack.errors import LmpackError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from multiprocessing.connection import Connection
 
-P = ParamSpec("P")
 R = TypeVar("R")
-_OUT_OF_MEMORY = "the system may be out of memory: use a smaller --ram"
 
 
-def call_fresh(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Return what a module's function gives, or raise what it raises; LmpackError when its process was killed."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        try:
-            return process.submit(function, *args, **kwargs).result()
-        except BrokenProcessPool:
-            raise LmpackError(f"its process was killed; {_OUT_OF_MEMORY}") from None
+def call_fresh(function: Callable[..., R], *args: object) -> R:
+    """Return what a module's function gives, or raise what it raises; LmpackError when a signal ended its process."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_outcome, args=(sender, function, args), daemon=True)
+    process.start()
+    sender.close()
+    try:
+        outcome = receiver.recv()
+    except EOFError:
+        process.join()
+        raise _ended_by(process.exitcode or 0, "its process") from None
+    finally:
+        process.kill()  # where we were told to end, too
+        process.join()
+    if isinstance(outcome, BaseException):
+        raise outcome
+    result: R = outcome
+    return result
 
 
 def run_fresh(args: Sequence[str], *, keep_output: bool = False) -> tuple[int, str]:
@@ -42,7 +51,22 @@ def run_fresh(args: Sequence[str], *, keep_output: bool = False) -> tuple[int, s
         check=False,
     )
     if ended.returncode < 0:
-        name = signal.Signals(-ended.returncode).name
-        hint = f"; {_OUT_OF_MEMORY}" if name == "SIGKILL" else ""
-        raise LmpackError(f"lmpack {args[0]}: ended by {name}{hint}")
+        raise _ended_by(ended.returncode, f"lmpack {args[0]}")
     return ended.returncode, ended.stdout or ""
+
+
+def _send_outcome(sender: Connection, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+    try:
+        sender.send(function(*args))
+    except (
+        LmpackError,
+        OSError,
+        KeyboardInterrupt,
+    ) as error:  # whatever else is a bug, and shows its traceback
+        sender.send(error)
+
+
+def _ended_by(exit_code: int, what: str) -> LmpackError:
+    name = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
+    hint = "; the system may be out of memory: use a smaller --ram" if name == "SIGKILL" else ""
+    return LmpackError(f"{what}: ended by {name}{hint}")
