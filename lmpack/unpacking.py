@@ -16,7 +16,7 @@ from lmpack.errors import PackError, UsageError
 from lmpack.expert_key import ExpertKey
 from lmpack.manifest import PROFILES_FOLDER, SHARED_FILE
 from lmpack.pack import Pack, map_file
-from lmpack.pack_files import expected_files, found_files
+from lmpack.pack_files import FOLDER, expected_files, found_files, open_regular
 from lmpack.partial_folder import PartialFolder
 from lmpack.reference_check import referenced_nbytes
 from lmpack.storage import RAW_STORAGE
@@ -83,7 +83,8 @@ class _Unpacking:
             for number, expert in enumerate(layer.experts):
                 keepers.setdefault(expert.sha256, ExpertKey(layer.layer, number))
         experts = {manifest.layer(key.layer).experts[key.expert].file: key for key in keepers.values()}
-        profiles = [file for file in found_files(self.pack.path) if file.startswith(PROFILES_FOLDER)]
+        found = found_files(self.pack.path).items()
+        profiles = [file for file, nbytes in found if file.startswith(PROFILES_FOLDER) and nbytes != FOLDER]
         kept = [file.kept for file in manifest.source.files]
         for file in (*experts, *kept, *profiles):
             path = self.folder.path / file
@@ -127,7 +128,7 @@ class _Unpacking:
 
     def _copy(self, file: str, sha256: str | None = None) -> None:
         path = self.pack.path / file
-        with storage_errors(path), path.open("rb") as opened:
+        with storage_errors(path), open(open_regular(path), "rb") as opened:
             blocks = iter(lambda: memoryview(opened.read(_COPY_NBYTES)), b"")
             self._write(file, file, 0, blocks, sha256)
 

@@ -20,6 +20,23 @@ from lmpack.cli.path_argument import PackPath
 REPOSITORY = Path(__file__).parents[1]
 LMPACK = [sys.executable, "-m", "lmpack"]
 
+# A signal comes when the command opens one of its files, or begins another process.
+TOLD_TO_END = """
+import os, signal, sys
+from lmpack.cli.main import main
+
+ending, moment = int(sys.argv[1]), sys.argv[2]
+
+def tell(event, args):
+    if event == moment or event == "open" and str(args[0]).endswith(moment):
+        os.kill(os.getpid(), ending)
+
+signal.signal(ending, signal.default_int_handler if ending == signal.SIGINT else signal.SIG_DFL)
+sys.addaudithook(tell)
+sys.argv[1:] = sys.argv[3:]
+main()
+"""
+
 
 def command_named(name: str) -> click.Command:
     command = cli.get_command(click.Context(cli), name)
@@ -136,32 +153,46 @@ def test_a_current_folder_that_was_deleted_is_an_error_of_one_line(tmp_path: Pat
     assert ended.stderr == "lmpack: error: the current folder has been deleted; change to another one\n"
 
 
-@pytest.mark.parametrize(
-    ("ending", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
-)
-def test_a_command_that_is_told_to_end_cleans_up_and_shows_no_traceback(
-    tmp_path: Path, ending: signal.Signals, exit_code: int
-) -> None:
-    # A shell's background job ignores SIGINT, one under nohup SIGHUP, and so do their children.
-    before = signal.signal(ending, signal.default_int_handler)
-    process = subprocess.Popen(
-        [*LMPACK, "demo"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-    )
-    signal.signal(ending, before)
+def test_ctrl_c_ends_with_exit_code_130_and_no_traceback() -> None:
+    # A shell's background job ignores SIGINT, and so do its children.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    process = subprocess.Popen([*LMPACK, "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    signal.signal(signal.SIGINT, before)
     with process:
         assert process.stdout is not None
         while "[1/" not in process.stdout.readline():
             pass
-        assert [path.name[:12] for path in tmp_path.iterdir()] == ["lmpack-demo-"]
-        process.send_signal(ending)
+        process.send_signal(signal.SIGINT)
         _, errors = process.communicate()
-    assert process.returncode == exit_code
+    assert process.returncode == 130
     assert "Traceback" not in errors
-    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("ending", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+@pytest.mark.parametrize(
+    ("args", "moment"),
+    [
+        ("demo", "subprocess.Popen"),
+        ("export {pack} {work}/out", "out/tiny-Q4_K_M.gguf.partial"),
+        ("convert {gguf} {work}/out --reference", "out.partial/journal"),
+    ],
+)
+def test_a_command_that_is_told_to_end_takes_its_unfinished_files_away(
+    demo_gguf: Path, demo_pack: Path, tmp_path: Path, args: str, moment: str, ending: int, exit_code: int
+) -> None:
+    words = [word.format(pack=demo_pack, gguf=demo_gguf, work=tmp_path) for word in args.split()]
+    told = subprocess.run(
+        [sys.executable, "-c", TOLD_TO_END, str(ending), moment, *words],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        check=False,
+    )
+    assert told.returncode == exit_code
+    assert "Traceback" not in told.stderr
+    assert {path.name for path in tmp_path.rglob("*")} <= {"out"}  # the folder of an export
 
 
 def test_help_loads_neither_torch_nor_numpy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -61,10 +62,20 @@ def test_identical_experts_of_other_parts_keep_a_file_for_each(tmp_path: Path) -
 
 
 def test_unpacking_keeps_profiles(compressed: Pack, tmp_path: Path) -> None:
-    (compressed.path / "profiles").mkdir()
-    (compressed.path / "profiles" / "a.safetensors").write_bytes(b"profile")
+    (compressed.path / "profiles" / "mine").mkdir(parents=True)
+    for name in ("profiles/a.safetensors", "profiles/mine/b.safetensors"):
+        (compressed.path / name).write_bytes(name.encode())
     unpack(compressed, tmp_path / "unpacked.lmpack")
-    assert (tmp_path / "unpacked.lmpack" / "profiles" / "a.safetensors").read_bytes() == b"profile"
+    for name in ("profiles/a.safetensors", "profiles/mine/b.safetensors"):
+        assert (tmp_path / "unpacked.lmpack" / name).read_bytes() == name.encode()
+
+
+def test_unpacking_does_not_wait_for_a_pipe(compressed: Pack, tmp_path: Path) -> None:
+    (compressed.path / "profiles").mkdir()
+    os.mkfifo(compressed.path / "profiles" / "pipe")
+    with pytest.raises(PackError, match="profiles/pipe: not a regular file"):
+        unpack(compressed, tmp_path / "unpacked.lmpack")
+    assert not list(tmp_path.glob("unpacked*"))
 
 
 def test_what_cannot_be_unpacked_is_refused_and_leaves_nothing(
