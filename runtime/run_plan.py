@@ -101,5 +101,5 @@ def _context_length(asked: int | None, config: ModelConfig) -> int:
     if asked is None:
         return min(longest, DEFAULT_CONTEXT)
     if not 1 <= asked <= longest:
-        raise UsageError(f"context of {asked} tokens: this model allows 1 to {longest}")
+        raise UsageError(f"a context of {asked} tokens: this model allows 1 to {longest}; ask for less")
     return asked

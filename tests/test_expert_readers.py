@@ -193,7 +193,7 @@ def test_closing_joins_the_threads_and_starts_nothing_that_waits(
     readers = make_readers(gate)
     reads = start(readers, KEYS)
     begun = {gate.begun.get(timeout=60) for _ in range(2 + MAX_GUESSES_IN_FLIGHT)}
-    assert set(threading.enumerate()) > threads
+    assert set(threading.enumerate()) - threads
     threading.Thread(target=gate.open, args=KEYS).start()
     readers.close()
     readers.close()

@@ -29,9 +29,10 @@ def call_fresh(function: Callable[..., R], *args: object) -> R:
     except EOFError:
         process.join()
         raise _ended_by(process.exitcode or 0, "its process") from None
-    finally:
-        process.kill()  # where we were told to end, too
-        process.join()
+    except BaseException:  # we were told to end
+        process.kill()
+        raise
+    process.join()
     if isinstance(outcome, BaseException):
         raise outcome
     result: R = outcome

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from threading import Lock
+from threading import Lock, RLock
 from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+tqdm.set_lock(RLock())  # its own is a semaphore of the system's, which a process that is killed leaves behind
 
 
 @contextmanager
