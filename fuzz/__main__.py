@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 
 import atheris
 
@@ -38,10 +38,10 @@ def main() -> None:
         found: bytes = atheris.Mutate(raw, max_nbytes)
         return found
 
-    with TemporaryDirectory() as folder:
-        arguments = [sys.argv[0], str(corpus), f"-artifact_prefix={CORPUS}/{name}-", *options]
-        atheris.Setup(arguments, lambda raw: target(raw, Path(folder)), custom_mutator=mutate)
-        atheris.Fuzz()
+    folder = Path(mkdtemp(prefix=f"{name}-files-", dir=CORPUS))  # stays: libFuzzer ends the process at once
+    arguments = [sys.argv[0], str(corpus), f"-artifact_prefix={CORPUS}/{name}-", *options]
+    atheris.Setup(arguments, lambda raw: target(raw, folder), custom_mutator=mutate)
+    atheris.Fuzz()
 
 
 if __name__ == "__main__":
