@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 MAX_HEADER_NBYTES = 100_000_000  # safetensors' own limit
 MAX_JSON_NBYTES = 100_000_000  # config.json and the index
 MAX_KEPT_FILE_NBYTES = 256 << 20  # tokenizers take up to 40 MB; more is another copy of the weights
-_SHARD_NAME = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
+_SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.safetensors")
 WEIGHT_ENDINGS = (
     ".safetensors",
     ".gguf",
@@ -238,6 +238,7 @@ def _weight_files(folder: Path) -> tuple[list[str], list[str] | None]:
         found = sorted(path.name for path in folder.glob("*.safetensors"))
         if not found:
             raise UsageError(f"{folder}: no *.safetensors in this folder")
+        _check_shards(found, folder)
         return found, None
     weight_map = _read_object(indexes[0]).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -253,6 +254,31 @@ def _weight_files(folder: Path) -> tuple[list[str], list[str] | None]:
                 f"{folder}: shard {name} is missing, {indexes[0].name} names it; download it"
             )
     return sorted(named), list(weight_map)
+
+
+def _check_shards(found: Sequence[str], folder: Path) -> None:
+    """Hold the shards' names against each other, which nothing else does where there is no index."""
+    counts: dict[str, str] = {}
+    for match in filter(None, map(_SHARD_NAME.fullmatch, found)):
+        stem, number, count = match["stem"], match["number"], match["count"]
+        if not 1 <= int(number) <= int(count):
+            raise CheckpointError(
+                f"{folder / match[0]}: the name claims shard {number} of {count}; download the files again with the "
+                "names they have there"
+            )
+        if counts.setdefault(stem, count) != count:
+            raise CheckpointError(
+                f"{folder}: shards of two sets are mixed, {stem}-*-of-{counts[stem]} and {stem}-*-of-{count}; keep those "
+                "of one"
+            )
+    for stem, count in counts.items():
+        names = [f"{stem}-{number:05}-of-{count}.safetensors" for number in range(1, int(count) + 1)]
+        missing = sorted(set(names).difference(found))
+        if missing:
+            listed = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+            raise CheckpointError(
+                f"{folder}: lacks {listed} of {int(count)} shards, and has no index; download what is missing"
+            )
 
 
 def _check_index(indexed: Sequence[str], tensors: Sequence[CheckpointTensor], folder: Path) -> None:

@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from converters.checkpoint import open_checkpoint
 from converters.conversion import convert
+from lmpack.cli.main import run
 from lmpack.errors import CheckpointError, LmpackError, UnsupportedError, UsageError
 from lmpack.pack import read_manifest
 from tests.safetensors_fixtures import (
@@ -62,6 +63,61 @@ def test_a_shard_or_the_index_stands_for_its_folder(tmp_path: Path, name: str) -
 def test_without_an_index_all_files_count(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write_hf_folder(tmp_path / "m", HALVES, index=False))
     assert len(checkpoint.tensors) == len(TENSORS)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            ["m-00001-of-00003", "m-00003-of-00003"],
+            r"lacks m-00002-of-00003\.safetensors of 3 shards, and has no",
+        ),
+        (["m-00002-of-00003"], r"lacks m-00001-of-00003\.safetensors, m-00003-of-00003\.safetensors of"),
+        (
+            ["m-00001-of-00009"],
+            r"lacks m-00002-\S+, m-00003-\S+, m-00004-of-00009\.safetensors and 5 more of",
+        ),
+        (
+            ["m-00001-of-00002", "m-00002-of-00003"],
+            r"two sets are mixed, m-\*-of-00002 and m-\*-of-00003; keep",
+        ),
+        (
+            ["m-00001-of-00001", "m-00004-of-00003"],
+            r"m-00004-of-00003\.safetensors: the name claims shard 00004 of",
+        ),
+        (["m", "m-00000-of-00001"], r"m-00000-of-00001\.safetensors: the name claims shard 00000 of"),
+        (["a-00001-of-00001", "b-00002-of-00002"], r"lacks b-00001-of-00002\.safetensors of"),
+    ],
+)
+def test_a_set_without_an_index_that_is_not_whole_is_refused_and_nothing_written(
+    tmp_path: Path, names: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    for number, name in enumerate(names):
+        (folder / f"{name}.safetensors").write_bytes(safetensors_bytes(TENSORS[number :: len(names)]))
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(folder)
+    assert run(["convert", str(folder), str(tmp_path / "m.lmpack")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_whole_sets_and_other_files_go_together_without_an_index(tmp_path: Path) -> None:
+    names = ["consolidated", "m-00001-of-00002", "m-00002-of-00002", "n-00001-of-00001"]
+    for number, name in enumerate(names):
+        (tmp_path / f"{name}.safetensors").write_bytes(safetensors_bytes(TENSORS[number :: len(names)]))
+    assert [file.name for file in open_checkpoint(tmp_path).files] == [
+        f"{name}.safetensors" for name in names
+    ]
+
+
+def test_an_index_says_which_shards_count(tmp_path: Path) -> None:
+    write_hf_folder(tmp_path, [TENSORS])
+    (tmp_path / "m-00001-of-00003.safetensors").write_bytes(b"stray")
+    index = {"weight_map": {tensor.name: "model.safetensors" for tensor in TENSORS}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "m-00001-of-00003.safetensors" in open_checkpoint(tmp_path).left_out
 
 
 def test_a_lone_file_needs_no_config(tmp_path: Path) -> None:
