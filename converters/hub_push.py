@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx2
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, constants
 from huggingface_hub.utils import disable_progress_bars
 
 from converters.hub_repo import DEFAULT_REVISION, HubRepo, check_repo_id
@@ -45,6 +46,21 @@ class PushReport:
     seconds: float
 
 
+@contextmanager
+def _without_xet() -> Iterator[None]:
+    """Let huggingface_hub upload by Git LFS, which every hub takes, also where hf_xet is installed.
+
+    hf_xet retries for minutes without a word, and tells a refused token from a broken line in its prose alone.
+    """
+    before = constants.HF_HUB_DISABLE_XET
+    constants.HF_HUB_DISABLE_XET = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_DISABLE_XET = before
+
+
+@_without_xet()
 def push(
     client: HubClient,
     path: Path | str,
@@ -131,10 +147,10 @@ class _Upload:
         return sent
 
     def _send(self, additions: Sequence[CommitOperationAdd]) -> None:
-        """Upload what the hub does not have; huggingface_hub wraps each failure of an upload once more."""
+        """Upload what the hub does not have; huggingface_hub wraps failures, and has refused files as ValueError."""
         try:
             self._client.api.preupload_lfs_files(self._repo_id, additions, revision=self._revision)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             if isinstance(error.__cause__, httpx2.HTTPError):
                 raise error.__cause__ from error
             why = " ".join(f"{error} {error.__cause__ or ''}".split())

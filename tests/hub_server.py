@@ -117,7 +117,7 @@ def hub_server(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[HubSer
     for name, value in {
         "HF_HUB_CACHE": str(folder / "cache"),
         "HF_HUB_DISABLE_TELEMETRY": True,  # or it asks for more than we do
-        "HF_HUB_DISABLE_XET": True,
+        "HF_HUB_DISABLE_XET": False,  # as users have it; this hub speaks no Xet, and every question for it is a 404
         "HF_HUB_OFFLINE": False,
         "HF_TOKEN_PATH": str(folder / "no-token"),
     }.items():
@@ -315,6 +315,8 @@ class _HubHandler(_Handler):
             X_Repo_Commit=branch.commit,
             X_Linked_Size=str(len(raw)),
             X_Linked_ETag=f'"{oid}"',
+            X_Xet_Hash=oid,
+            X_Xet_Refresh_Route=f"{self.hub.url}/api/models/xet-read-token",
             ETag='"of-the-redirect"',
         )
 
@@ -366,6 +368,8 @@ class _HubHandler(_Handler):
 
     def batch(self, wanted: dict[str, Any]) -> dict[str, Any]:
         known = {"oid": wanted["oid"], "size": wanted["size"]}
+        if fault := self.hub.take_fault("batch"):
+            return known | {"error": {"code": fault.status, "message": "no room"}}
         if wanted["oid"] in self.hub.blobs:
             return known
         upload = {"href": f"{self.hub.store_url}/upload/{wanted['oid']}", "header": {}}

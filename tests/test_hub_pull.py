@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from huggingface_hub import hf_hub_download
+from huggingface_hub import constants, hf_hub_download
 
 from converters.conversion import convert
 from converters.hub_client import HubClient
@@ -344,13 +344,19 @@ def test_a_kept_source_is_where_other_programs_find_it(hub: HubServer, tmp_path:
     assert Path(found).read_bytes() == raw
 
 
-def test_what_is_cached_does_not_come_again_and_is_checked(hub: HubServer, tmp_path: Path) -> None:
+def test_what_is_cached_does_not_come_again_and_is_checked(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raw = gguf_bytes(moe_tensors(), METADATA)
     hub.add(REPO, {"m-Q8_0.gguf": raw})
     commit = hub.repos[REPO].branches["main"].commit
-    cached = Path(
-        hf_hub_download(REPO, "m-Q8_0.gguf", revision=commit, endpoint=hub.url, cache_dir=tmp_path / "cache")
-    )
+    with monkeypatch.context() as download:  # another program's, of a hub that speaks no Xet
+        download.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        cached = Path(
+            hf_hub_download(
+                REPO, "m-Q8_0.gguf", revision=commit, endpoint=hub.url, cache_dir=tmp_path / "cache"
+            )
+        )
     assert pulled(tmp_path / "m.lmpack").downloaded_nbytes == 0
     blob = cached.resolve()
     blob.write_bytes(raw[:-1] + bytes([raw[-1] ^ 0xFF]))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 from huggingface_hub import ModelCard
+from huggingface_hub.utils._runtime import is_xet_available
 
 import converters.hub_push
 from converters.conversion import convert
@@ -120,6 +123,36 @@ def test_an_upload_that_fails_is_one_error(hub: HubServer, tiny_pack: TinyPack) 
     hub.fail("upload", *[Fault(status=403)] * 20)
     with pytest.raises(HubError, match=rf"{REPO}: .* forbids it"):
         push(HubClient(), tiny_pack.path, REPO)
+
+
+def test_an_upload_is_tried_again_when_huggingface_hub_gave_it_up(
+    hub: HubServer, tiny_pack: TinyPack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # between its own six tries
+    hub.fail(f"/api/models/{REPO}/preupload/main", *[Fault(status=503)] * 6)
+    waited: list[float] = []
+    push(HubClient(wait=waited.append), tiny_pack.path, REPO)
+    assert waited == [0]
+    assert hub.repos[REPO].branches["main"].files.items() >= read_folder(tiny_pack.path).items()
+
+
+def test_a_hub_that_takes_no_more_files_is_one_error(
+    hub: HubServer, tiny_pack: TinyPack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.fail("batch", Fault(status=507))
+    assert run(["push", str(tiny_pack.path), REPO]) == 1
+    said = capsys.readouterr().err
+    assert re.fullmatch(rf"lmpack: error: {REPO}: LFS batch .*no room.*\n", said)
+
+
+def test_a_hub_without_xet_is_pushed_to_where_hf_xet_is_installed(
+    hub: HubServer, tiny_pack: TinyPack
+) -> None:
+    pytest.importorskip("hf_xet")
+    assert is_xet_available()
+    push(HubClient(), tiny_pack.path, REPO)
+    assert not [request.path for request in hub.requests if "xet" in request.path]
+    assert is_xet_available()  # for what else the process does
 
 
 def test_a_busy_hub_is_waited_for(hub: HubServer, tiny_pack: TinyPack) -> None:
