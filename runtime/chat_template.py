@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from lmpack.errors import LmpackError, UsageError
-from runtime.template_sandbox import TemplateSandbox
+from runtime.template_sandbox import MAX_LENGTH, TemplateSandbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,6 +29,7 @@ CHATML_TEMPLATE = """{%- for message in messages -%}
 {{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"""
+_MAX_JSON_SPACE = 64
 MAX_TEMPLATE_LENGTH = 1 << 20  # characters; the longest known templates have 40,000
 
 
@@ -104,13 +105,23 @@ def _raise_exception(message: object) -> NoReturn:
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    widths = [len(indent) if isinstance(indent, str) else indent or 0, *map(len, separators or ())]
+    if max(widths) > _MAX_JSON_SPACE:
+        raise TemplateError(f"tojson: indent and separators may take {_MAX_JSON_SPACE} characters")
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    pieces, length = [], 0
+    for piece in encoder.iterencode(value):  # a list in lists can be far longer than it looks
+        pieces.append(piece)
+        length += len(piece)
+        if length > MAX_LENGTH:
+            raise TemplateError(f"tojson: a text of more than {MAX_LENGTH} characters")
+    return "".join(pieces)
 
 
 def _sandbox() -> TemplateSandbox:

@@ -48,7 +48,7 @@ class ComputeDevice:
     @property
     def memory(self) -> Memory:
         """The memory it works in."""
-        return Memory("device memory", "--vram", 0, self._free_nbytes) if self.is_apart else RAM
+        return Memory("device memory", "--vram", lambda: 0, self._free_nbytes) if self.is_apart else RAM
 
     def open_copies(self) -> CopyStream:
         """The way to its memory, where that is apart."""

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from lmpack.manifest import Manifest
     from runtime.expert_layout import ExpertLayout
 
-PROCESS_NBYTES = 384 << 20
-"""Python with torch, ggml and a tokenizer of 150,000 tokens loaded has 240-330 MiB resident; a constant, so that a
-budget which is legal today is legal tomorrow."""
 _HEADROOM = 0.1
 """Of what is free now, the share that a run without --ram leaves to everybody else."""
 _MIB = 1 << 20
@@ -30,11 +27,23 @@ class Memory:
 
     name: str
     option: str  # that limits it
-    process_nbytes: int
+    process_nbytes: Callable[[], int]
     free_nbytes: Callable[[], int]
 
 
-RAM = Memory("memory", "--ram", PROCESS_NBYTES, free_memory_nbytes)
+def process_nbytes() -> int:
+    """Return what Python takes with torch, ggml and a tokenizer of 150,000 tokens loaded.
+
+    240 to 330 MiB were measured; a torch that could use a GPU has its libraries loaded wherever it computes, and takes
+    280 MiB more. It depends on nothing else, so that a budget which is legal today is legal tomorrow.
+    """
+    import torch  # here, for lmpack simulate plans without it
+
+    can_use_gpu = torch.version.cuda is not None or torch.version.hip is not None
+    return (720 if can_use_gpu else 384) << 20
+
+
+RAM = Memory("memory", "--ram", process_nbytes, free_memory_nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +86,7 @@ class MemoryBudget:
         if elsewhere is not None:
             most = [min(all_, all_ - gone + top_k) for all_, gone in zip(most, elsewhere, strict=True)]
         purposes = {
-            "process": memory.process_nbytes,
+            "process": memory.process_nbytes(),
             "dense weights": dense_nbytes,
             "KV cache": kv_nbytes,
             "buffers": buffers_nbytes,
@@ -92,7 +101,7 @@ class MemoryBudget:
                 f"{', or a smaller --context' if kv_nbytes else ''}; the smallest is {smallest} bytes"
             )
         slots = _share(layouts, least, most, total - smallest)
-        return cls(total, memory.process_nbytes, dense_nbytes, kv_nbytes, buffers_nbytes, layouts, slots)
+        return cls(total, purposes["process"], dense_nbytes, kv_nbytes, buffers_nbytes, layouts, slots)
 
     @property
     def experts_nbytes(self) -> int:

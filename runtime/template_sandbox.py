@@ -2,13 +2,14 @@
 
 Jinja's own sandbox keeps it from Python's insides. It does not bound work: a loop in a loop runs for days, and forty
 doublings of a string fill the memory. So every loop round, call and output is counted here, and operations that
-multiply text are checked before they run.
+multiply text are checked before they run. A list that holds one list twice, and so on twenty times, is a million items
+to whatever prints it: sizes count what is inside, as often as it is there.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,10 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import do_indent, do_join, do_replace
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from jinja2 import Template
     from jinja2.nodes import EvalContext
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
     from jinja2.runtime import Context
 
 MAX_STEPS = 200_000  # loop rounds and calls of one rendering; a chat of 1,000 messages takes some 20,000
-MAX_LENGTH = 16 << 20  # characters, of all that one rendering puts out and of any one text in it
+MAX_LENGTH = 16 << 20  # characters, of all that one rendering puts out and of any text or list in it
+_ITEM_LENGTH = 64  # characters that an item of a list counts as, about what it takes in memory
 
 # filters that make long texts from short ones, or show Python's objects; no known chat template uses them
 _LEFT_OUT_FILTERS = (
@@ -66,7 +69,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         for name in _LEFT_OUT_FILTERS:
             del self.filters[name]
         del self.globals["lipsum"]
-        self.filters |= {"_rounds": _rounds, "_output": _output, "_joined": _joined}
+        self.filters |= {"_rounds": _rounds, "_output": _output, "_bounded": _bounded}
+        self.filters["_bounded_namespace"] = _bounded_namespace
         self.filters |= {"join": _join, "replace": _replace, "indent": _indent}
 
     def render(self, template: Template, variables: Mapping[str, Any]) -> str:
@@ -83,7 +87,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             loop.iter = _filtered(_as_expression(loop.iter), "_rounds")
         for output in list(tree.find_all(nodes.Output)):
             output.nodes = [_filtered(_as_expression(part), "_output") for part in output.nodes]
-        _bound_concats(tree)
+        for assignment in list(tree.find_all(nodes.Assign)):
+            if isinstance(assignment.target, nodes.NSRef):
+                assignment.node = _filtered(_as_expression(assignment.node), "_bounded_namespace")
+        _bound_values(tree)
         return tree
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -93,14 +100,14 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         receiver = getattr(method, "__self__", None)
         if isinstance(receiver, str):
             args = _checked_method_arguments(receiver, method.__name__, args)
-        return super().call(context, function, *args, **kwargs)
+        return _bounded(context, super().call(context, function, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Check an operation on texts, lists and powers before it runs."""
         if operator == "+":
-            _check_length(_length(left) + _length(right))
+            _check_length(_size(left) + _size(right))
         elif operator == "*":
-            _check_length(max(_length(left) * _count(right), _length(right) * _count(left)))
+            _check_length(max(_size(left) * _count(right), _size(right) * _count(left)))
         elif operator == "**":
             _check_length(_count(left).bit_length() * _count(right))
         elif operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
@@ -131,17 +138,21 @@ def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
-def _bound_concats(node: nodes.Node) -> None:
-    """Put a check around each `a ~ b`, innermost first."""
+def _bound_values(node: nodes.Node) -> None:
+    """Put a check around each `a ~ b`, each list or dictionary and what a namespace gets, innermost first."""
     for field, value in node.iter_fields():
         children = value if isinstance(value, list) else [value]
         for child in children:
             if isinstance(child, nodes.Node):
-                _bound_concats(child)
-        bounded = [
-            _filtered(child, "_joined") if isinstance(child, nodes.Concat) else child for child in children
-        ]
+                _bound_values(child)
+        bounded = [_filtered(child, "_bounded") if _makes_a_value(child) else child for child in children]
         setattr(node, field, bounded if isinstance(value, list) else bounded[0])
+
+
+def _makes_a_value(node: Any) -> bool:
+    return isinstance(node, nodes.Concat | nodes.List | nodes.Dict) or (
+        isinstance(node, nodes.Tuple) and node.ctx == "load"
+    )
 
 
 def _step() -> None:
@@ -169,9 +180,9 @@ def _output(_context: Context, value: Any) -> str:
 
 
 @pass_context
-def _joined(_context: Context, text: str) -> str:
-    _check_length(len(text))
-    return text
+def _bounded(_context: Context, value: Any) -> Any:
+    _check_length(_size(value))
+    return value
 
 
 @pass_eval_context
@@ -215,7 +226,33 @@ def _checked_method_arguments(text: str, method: str, args: tuple[Any, ...]) -> 
 
 def _check_length(length: int) -> None:
     if length > MAX_LENGTH:
-        raise SecurityError(f"a text or list of more than {MAX_LENGTH} items")
+        raise SecurityError(f"a text or list of more than {MAX_LENGTH} characters")
+
+
+@pass_context
+def _bounded_namespace(context: Context, value: Any) -> Any:
+    """Check what a namespace gets where it is another one; anything else was checked when it was made."""
+    return _bounded(context, value) if isinstance(value, Namespace) else value
+
+
+def _size(value: Any, known: dict[int, int] | None = None) -> int:
+    """Characters of a text; _ITEM_LENGTH for each item of a list or dictionary, and what is in it; 0 for all else."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        items: list[Any] | tuple[Any, ...] = [*value.keys(), *value.values()]
+    elif isinstance(value, list | tuple):
+        items = value
+    elif isinstance(value, Namespace):
+        items = [*value._Namespace__attrs.values()]  # no other way in: Namespace answers for every name
+    else:
+        return 0
+    known = {} if known is None else known
+    if id(value) not in known:
+        known[id(value)] = 0  # where it holds itself
+        inside = [len(item) if type(item) is str else _size(item, known) for item in items]
+        known[id(value)] = len(items) * _ITEM_LENGTH + sum(inside)
+    return known[id(value)]
 
 
 def _length(value: Any) -> int:

@@ -240,6 +240,9 @@ def test_a_template_cannot_reach_python_or_change_the_messages(template: str) ->
     assert json.dumps(CHAT) == before
 
 
+NESTED = "{% set ns = namespace(x=[1, 1]) %}{% for i in range(60) %}"  # doubled each time
+
+
 @pytest.mark.parametrize(
     "template",
     [
@@ -265,6 +268,18 @@ def test_a_template_cannot_reach_python_or_change_the_messages(template: str) ->
         "{% for i in range(99999) %}" + "a" * 1000 + "{% endfor %}",
         "{{ 'a' | center(10000000000) }}",
         "{{ lipsum(n=100000) }}",
+        "{{ messages | tojson(indent=1000000000) }}",
+        "{{ messages | tojson(separators=('a' * 1000000, 'b')) }}",
+        f"{NESTED}{{% set ns.x = [ns.x, ns.x] %}}{{% endfor %}}{{{{ ns.x }}}}",
+        f"{NESTED}{{% set ns.x = (ns.x, ns.x) %}}{{% endfor %}}{{{{ ns.x | string }}}}",
+        f"{NESTED}{{% set ns.x = {{'a': ns.x, 'b': ns.x}} %}}{{% endfor %}}{{{{ ns.x | tojson }}}}",
+        f"{NESTED}{{% set ns.x = ns.x + ns.x %}}{{% endfor %}}{{{{ ns.x == ns.x }}}}",
+        f"{NESTED}{{% set ns.x = [ns.x] * 2 %}}{{% endfor %}}{{{{ ns.x ~ '' }}}}",
+        f"{NESTED}{{% set ns.x = dict(a=ns.x, b=ns.x) %}}{{% endfor %}}{{{{ '%s' % ns.x }}}}",
+        f"{NESTED}{{% set ns.x = dict.fromkeys(range(99), ns.x) %}}{{% endfor %}}{{{{ ns.x }}}}",
+        f"{NESTED}{{% set ns.x = namespace(a=ns.x, b=ns.x) %}}{{% endfor %}}{{{{ ns.x }}}}",
+        f"{NESTED}{{% set n = namespace() %}}{{% set n.a = ns.x %}}{{% set n.b = ns.x %}}{{% set ns.x = n %}}{{% endfor %}}{{{{ ns.x }}}}",
+        "{% set ns = namespace(x=1) %}{% for i in range(9999) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}",
     ],
 )
 def test_a_template_cannot_run_for_long_or_fill_the_memory(template: str) -> None:

@@ -101,14 +101,14 @@ def test_a_gpu_that_is_not_there_is_said(demo_pack: Path) -> None:
 
 
 def test_a_run_says_what_each_tier_holds_and_answered(demo_pack: Path) -> None:
-    options = ["--device", "twin", "--vram", "40MiB", "--ram", "600MiB", "--context", "128"]
+    options = ["--device", "twin", "--vram", "40MiB", "--ram", "900MiB", "--context", "128"]
     command = [str(demo_pack), "-p", PROMPT, "-n", "3", "--stats", "--json", *options]
     result = CliRunner().invoke(run.command, command)
     assert result.exit_code == 0, result.output
-    assert re.search(r"twin budget 40.0 MiB: dense .*; RAM budget 600.0 MiB: buffers", result.stderr)
+    assert re.search(r"twin budget 40.0 MiB: dense .*; RAM budget 900.0 MiB: buffers", result.stderr)
     assert re.search(r"ran .* on torch kernels, \d+ threads?, device twin", result.stderr)
     assert re.search(
-        r"memory .*40.0 MiB device budget, .*; RAM 600.0 MiB, [\d.]+ MiB for others", result.stderr
+        r"memory .*40.0 MiB device budget, .*; RAM 900.0 MiB, [\d.]+ MiB for others", result.stderr
     )
     stats = json.loads(result.stdout)["stats"]
     assert (stats["device"], stats["vram_nbytes"], stats["ram_nbytes"]) == ("twin", 40 * MIB, 600 * MIB)

@@ -49,8 +49,8 @@ def test_more_ram_than_is_free_is_said_and_cut(demo_pack: Path) -> None:
 
 
 def test_enough_ram_is_taken_as_it_is(demo_pack: Path) -> None:
-    shown = told(demo_pack, "--ram", "450MiB")
-    assert f"budget {format_nbytes(450 * MIB)}" in shown
+    shown = told(demo_pack, "--ram", "900MiB")
+    assert f"budget {format_nbytes(900 * MIB)}" in shown
     assert "--ram" not in shown
 
 

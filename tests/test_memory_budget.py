@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lmpack.byte_size import parse_byte_size
 from lmpack.errors import BudgetError
 from runtime.free_memory import free_memory_nbytes, peak_resident_nbytes
-from runtime.memory_budget import PROCESS_NBYTES, Memory, MemoryBudget
+from runtime.memory_budget import Memory, MemoryBudget, process_nbytes
 from tests.expert_packs import LAYERS, SMALL, identical_experts
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def test_layouts_share_by_the_bytes_they_hold() -> None:
         {0: (40, [("down", "F32", (1, 1024))]), 1: (40, [("down", "F32", (3, 1024))])}
     )
     everything = sum(entry.num_experts * entry.stride for entry in manifest.layers)
-    fixed = PROCESS_NBYTES + sum(FIXED.values())
+    fixed = process_nbytes() + sum(FIXED.values())
     assert plan(manifest, fixed + everything // 2).slots == (20, 20)
 
 
@@ -122,7 +122,7 @@ def test_a_dense_model_needs_no_slots() -> None:
 
 
 def test_the_default_leaves_a_tenth_of_what_is_free() -> None:
-    memory = Memory("memory", "--ram", PROCESS_NBYTES, lambda: 10 * GIB)
+    memory = Memory("memory", "--ram", process_nbytes, lambda: 10 * GIB)
     budget = MemoryBudget.plan(identical_experts(LAYERS), ram_nbytes=None, top_k=2, memory=memory, **FIXED)
     assert budget.total_nbytes == 9 * GIB
 

@@ -201,7 +201,7 @@ def _memory_of_pack(text: str, manifest: Manifest, top_k: int) -> _Memory:
     """The pools that a run with so many bytes for experts has."""
     from profiles.slot_pool import SlotPool
     from runtime.expert_layout import expert_layouts
-    from runtime.memory_budget import PROCESS_NBYTES, MemoryBudget
+    from runtime.memory_budget import Memory, MemoryBudget
 
     all_nbytes = sum(entry.num_experts * entry.stride for entry in manifest.layers)
     nbytes = parse_byte_size(text, total=all_nbytes)
@@ -212,11 +212,12 @@ def _memory_of_pack(text: str, manifest: Manifest, top_k: int) -> _Memory:
         )
     budget = MemoryBudget.plan(
         manifest,
-        ram_nbytes=PROCESS_NBYTES + nbytes,
+        ram_nbytes=nbytes,
         dense_nbytes=0,
         kv_nbytes=0,
         buffers_nbytes=0,
         top_k=top_k,
+        memory=Memory("memory", "--capacity", lambda: 0, lambda: nbytes),
     )
     pools = tuple(
         SlotPool(num_slots, layout.layers)
