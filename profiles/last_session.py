@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lmpack.cache_folder import cache_folder
 from lmpack.drive import storage_errors
-from lmpack.errors import ProfileError
+from lmpack.errors import ProfileError, StorageError
 from lmpack.expert_key import ExpertKey
 from lmpack.strict_json import JsonError, check_int, check_list, check_object, parse_json
 from lmpack.whole_file import whole_file
@@ -54,8 +54,11 @@ class LastSession:
 
     def save(self, keys: Sequence[ExpertKey]) -> None:
         """Remember the experts, the best first; raises StorageError."""
-        with whole_file(self.path) as file:
-            file.write(json.dumps({"version": _VERSION, "experts": keys}).encode())
+        try:
+            with whole_file(self.path) as file:
+                file.write(json.dumps({"version": _VERSION, "experts": keys}).encode())
+        except StorageError as error:
+            raise StorageError(f"the session cannot be kept for the next --warm last: {error}") from error
 
     def _parse(self, raw: bytes) -> list[ExpertKey]:
         if len(raw) > _MAX_NBYTES:

@@ -31,8 +31,11 @@ def free_memory_nbytes(root: Path = Path("/")) -> int:
     Clean page cache counts as free, as in the kernel's MemAvailable; cgroup limits of either version and of every
     level above the process count. `root` is where proc and sys lie.
     """
-    free = min([_machine_nbytes(root), *_cgroups_nbytes(root)])
-    return free + _resident_nbytes(root)
+    own = _resident_nbytes(
+        root
+    )  # pages that other processes share may be charged to another cgroup than ours
+    cgroups = (min(limit, left + own) for limit, left in _cgroups_nbytes(root))
+    return min([_machine_nbytes(root) + own, *cgroups])
 
 
 def peak_resident_nbytes() -> int:
@@ -48,8 +51,8 @@ def _resident_nbytes(root: Path) -> int:
     return _figures(root / "proc/self/status")["VmRSS:"] * 1024
 
 
-def _cgroups_nbytes(root: Path) -> Iterator[int]:
-    """What each memory cgroup above this process leaves."""
+def _cgroups_nbytes(root: Path) -> Iterator[tuple[int, int]]:
+    """The limit of each memory cgroup above this process, and what it leaves."""
     for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -58,7 +61,7 @@ def _cgroups_nbytes(root: Path) -> Iterator[int]:
             yield from _levels_nbytes(root / "sys/fs/cgroup/memory", path, _V1)
 
 
-def _levels_nbytes(mount: Path, path: str, files: _CgroupFiles) -> Iterator[int]:
+def _levels_nbytes(mount: Path, path: str, files: _CgroupFiles) -> Iterator[tuple[int, int]]:
     # In a container the path may be the host's, with no such folder here; the mount itself is then its cgroup.
     own = mount / path.strip("/")
     for folder in (own, *own.parents):
@@ -66,7 +69,8 @@ def _levels_nbytes(mount: Path, path: str, files: _CgroupFiles) -> Iterator[int]
         limits = [limit for name in files.limits if (limit := _number(folder / name)) is not None]
         if used is not None and limits:
             stat = _figures(folder / "memory.stat")
-            yield max(0, min(limits) - used + sum(stat.get(key, 0) for key in files.reclaimable))
+            reclaimable = sum(stat.get(key, 0) for key in files.reclaimable)
+            yield min(limits), max(0, min(limits) - used + reclaimable)
         if folder == mount:
             return
 

@@ -111,7 +111,7 @@ def test_a_run_says_what_each_tier_holds_and_answered(demo_pack: Path) -> None:
         r"memory .*40.0 MiB device budget, .*; RAM 900.0 MiB, [\d.]+ MiB for others", result.stderr
     )
     stats = json.loads(result.stdout)["stats"]
-    assert (stats["device"], stats["vram_nbytes"], stats["ram_nbytes"]) == ("twin", 40 * MIB, 600 * MIB)
+    assert (stats["device"], stats["vram_nbytes"], stats["ram_nbytes"]) == ("twin", 40 * MIB, 900 * MIB)
     assert f"{stats['ram_hits']} from the RAM tier" in result.stderr
 
 

@@ -168,6 +168,13 @@ class TestFreeMemory:
                 (mount / folder / "memory.stat").write_text("anon 0\n")
         assert free_memory_nbytes(machine) == GIB + GIB + GIB // 2 + GIB
 
+    def test_what_is_charged_elsewhere_does_not_raise_a_cgroups_limit(self, machine: Path) -> None:
+        write_cgroup(
+            machine / "sys" / "fs" / "cgroup",
+            {"memory.max": f"{2 * GIB}\n", "memory.current": f"{GIB // 2}\n", "memory.stat": "\n"},
+        )
+        assert free_memory_nbytes(machine) == 2 * GIB
+
     def test_a_throttling_limit_counts_too(self, machine: Path) -> None:
         write_cgroup(
             machine / "sys" / "fs" / "cgroup",

@@ -6,6 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING
 
+import pytest
 from click.testing import CliRunner, Result
 
 from lmpack.cli import chat, perplexity, run
@@ -53,6 +54,26 @@ def test_a_seed_gives_the_same_text_twice(demo_pack: Path) -> None:
 def test_a_stop_text_ends_the_answer_before_it(demo_pack: Path) -> None:
     result = invoke(run.command, str(demo_pack), "-p", QUESTION, "--chat", "--stop", " is Par")
     assert result.stdout == "The capital of France\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "ended_by"),
+    [
+        (["-p", QUESTION, "--chat"], "end"),
+        (["-p", QUESTION, "--chat", "--stop", "Paris"], "stop"),
+        (["-p", "Once", "-n", "5"], "length"),
+        (["-p", "Once", "--context", "12", "--ignore-eos"], "context"),
+    ],
+)
+def test_json_says_what_ended_the_answer(demo_pack: Path, options: list[str], ended_by: str) -> None:
+    result = invoke(run.command, str(demo_pack), *options, "--json")
+    assert json.loads(result.stdout)["ended_by"] == ended_by
+    assert ("the context of 12 tokens (--context) is full" in result.stderr) == (ended_by == "context")
+
+
+def test_piped_help_is_help_and_no_turn(demo_pack: Path) -> None:
+    result = invoke(chat.command, str(demo_pack), given="/help\n")
+    assert (result.stdout, "Ctrl-D leaves" in result.stderr) == ("", True)
 
 
 def test_the_prompt_can_come_from_a_file(demo_pack: Path, tmp_path: Path) -> None:

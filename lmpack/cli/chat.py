@@ -56,6 +56,9 @@ def command(
         if is_watched:
             click.echo(HELP, err=True)
         for line in _typed_turns() if is_watched else _piped_turns():
+            if line == "/help":
+                click.echo(HELP, err=True)
+                continue
             if line == "/clear":
                 del messages[1 if system else 0 :]
                 continue
@@ -64,7 +67,7 @@ def command(
                 check_utf8(line)
                 prompt_ids = encode_chat(engine.tokenizer, messages)
                 with _ctrl_c_asks() if is_watched else nullcontext(lambda: False) as should_stop:
-                    _, answer = stream_answer(engine, prompt_ids, params, echo_text, kv, should_stop)
+                    _, answer, _ = stream_answer(engine, prompt_ids, params, echo_text, kv, should_stop)
             except UsageError as error:
                 messages.pop()
                 click.echo(f"{error}; this turn is dropped (/clear forgets the talk before it)", err=True)
@@ -101,9 +104,7 @@ def _typed_turns() -> Iterator[str]:
             continue
         if turn == "/exit":
             return
-        if turn == "/help":
-            click.echo(HELP, err=True)
-        elif turn:
+        if turn:
             yield turn
 
 

@@ -81,9 +81,11 @@ def command(
             prompt_ids = encode_chat(engine.tokenizer, [{"role": "user", "content": text}])
         else:
             prompt_ids = engine.tokenizer.encode(text, add_special=not no_bos, parse_special=parse_special)
-        generated, answer = stream_answer(engine, prompt_ids, params, _no_echo if as_json else echo_text)
+        generated, answer, ended_by = stream_answer(
+            engine, prompt_ids, params, _no_echo if as_json else echo_text
+        )
         if as_json:
-            print_json(_document(engine, prompt_ids, generated, answer))
+            print_json(_document(engine, prompt_ids, generated, answer, ended_by))
         else:
             click.echo()
         if stats:
@@ -97,24 +99,34 @@ def stream_answer(
     echo: Callable[[str], None],
     kv: KVCache | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-) -> tuple[list[GeneratedToken], str]:
-    """Generate, echo the text as it becomes final, and return the tokens and the whole text.
+) -> tuple[list[GeneratedToken], str, str]:
+    """Generate, echo the text as it becomes final, and return the tokens, the whole text, and what ended it.
 
-    `should_stop` is asked after each token; an answer that was stopped is whole up to that token.
+    That is "end" (the model's end token), "stop" (a stop string), "length" (max_tokens), "context" (it is full), or
+    "interrupt": `should_stop` is asked after each token, and an answer that was stopped is whole up to that token.
     """
     from runtime.text_stream import TextStream
 
     stream = TextStream(engine.tokenizer, stop=params.stop)
     generated, pieces = [], []
+    ended_by = "end"
     for token in engine.generate(prompt_ids, params, kv):
         generated.append(token)
         pieces.append(stream.push(token.token_id))
         echo(pieces[-1])
         if stream.stopped or should_stop():
+            ended_by = "stop" if stream.stopped else "interrupt"
             break
+    else:
+        if len(generated) == params.max_tokens:
+            ended_by = "length"
+        elif len(prompt_ids) + len(generated) > engine.context_length:
+            ended_by = "context"
     pieces.append(stream.finish())
     echo(pieces[-1])
-    return generated, "".join(pieces)
+    if ended_by == "context":
+        click.echo(f"\nthe context of {engine.context_length} tokens (--context) is full", err=True)
+    return generated, "".join(pieces), ended_by
 
 
 def echo_text(text: str) -> None:
@@ -128,12 +140,13 @@ def _no_echo(text: str) -> None:
 
 
 def _document(
-    engine: Engine, prompt_ids: list[int], generated: list[GeneratedToken], answer: str
+    engine: Engine, prompt_ids: list[int], generated: list[GeneratedToken], answer: str, ended_by: str
 ) -> dict[str, Any]:
     return {
         "prompt_token_ids": prompt_ids,
         "token_ids": [token.token_id for token in generated],
         "text": answer,
+        "ended_by": ended_by,
         "logprobs": [token.logprob for token in generated],
         "top_logprobs": [
             [{"token_id": token_id, "logprob": logprob} for token_id, logprob in token.top_logprobs]
