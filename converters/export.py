@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 from converters.copy_lanes import BUFFER_NBYTES, CopyLanes
 from converters.pack_extent import Extent, extent_pieces, read_extents, source_extents
 from lmpack.decompression import Decompressor
-from lmpack.drive import check_space, storage_errors, sync_path, write_from
+from lmpack.drive import alone_in, check_space, storage_errors, sync_path, write_from
 from lmpack.errors import PackError, UnsupportedError, UsageError
 from lmpack.manifest import MANIFEST_FILE
 from lmpack.pack import Pack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from converters.copy_lanes import LentBuffer
     from lmpack.manifest import SourceFile
@@ -47,9 +47,9 @@ def export(
 ) -> ExportReport:
     """Write the source files of a pack into the folder dst; progress gets the number of bytes just read.
 
-    Raises UnsupportedError for a pack that is not reproducible, UsageError when one of the files exists there or the
-    folder is a pack's, PackError when a file does not come out with the source's SHA-256 (nothing is left under its
-    name then), StorageError when the drive refuses.
+    Raises UnsupportedError for a pack that is not reproducible, UsageError when one of the files exists there, the
+    folder is a pack's or another process exports into it, PackError when a file does not come out with the source's
+    SHA-256 (nothing is left under its name then), StorageError when the drive refuses.
     """
     started = time.perf_counter()
     pack = pack if isinstance(pack, Pack) else Pack.open(pack)
@@ -61,6 +61,18 @@ def export(
             f"{dst}: belongs to a pack, which has no room for other files; choose another folder"
         )
     files = pack.manifest.source.files
+    nbytes = sum(file.nbytes for file in files)
+    check_space(dst, nbytes, len(files))
+    with storage_errors(dst):
+        dst.mkdir(parents=True, exist_ok=True)
+    with alone_in(dst, "another process is exporting into it; wait for it"):
+        _refuse_existing(dst, files)
+        for file in files:
+            _export_file(pack, file, dst / file.name, progress or (lambda _: None))
+    return ExportReport(dst, tuple(file.name for file in files), nbytes, time.perf_counter() - started)
+
+
+def _refuse_existing(dst: Path, files: Sequence[SourceFile]) -> None:
     for file in files:
         for path, advice in (
             (dst / file.name, "export overwrites nothing; choose another folder, or delete it"),
@@ -68,11 +80,6 @@ def export(
         ):
             if os.path.lexists(path):
                 raise UsageError(f"{path}: exists; {advice}")
-    nbytes = sum(file.nbytes for file in files)
-    check_space(dst, nbytes, len(files))
-    for file in files:
-        _export_file(pack, file, dst / file.name, progress or (lambda _: None))
-    return ExportReport(dst, tuple(file.name for file in files), nbytes, time.perf_counter() - started)
 
 
 def _partial(path: Path) -> Path:

@@ -12,7 +12,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Self
 
-from lmpack.drive import storage_errors, try_lock
+from lmpack.drive import storage_errors
 from lmpack.errors import UsageError
 from lmpack.manifest import MANIFEST_FILE
 
@@ -27,13 +27,13 @@ Batches = dict[tuple[int, int], str]  # (offset, nbytes) in a source file -> SHA
 
 
 class Journal:
-    """The journal of one conversion, held by one process; notes may come from any thread."""
+    """The journal of one conversion; notes may come from any thread."""
 
     def __init__(self, path: Path, layout_id: str) -> None:
         """Open or begin the journal at path.
 
-        Raises UsageError when another process holds it, when it is about a pack with another layout, or when there
-        is none beside files that some other command must have left.
+        Raises UsageError when it is about a pack with another layout, or when there is none beside files that some
+        other command must have left.
         """
         self._path = path
         self._files: dict[int, tuple[str, Batches]] = {}
@@ -45,7 +45,6 @@ class Journal:
                 )
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             try:
-                self._lock()
                 self._read(layout_id)
             except BaseException:
                 os.close(self._descriptor)
@@ -58,7 +57,7 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Let another process have it."""
+        """Close the file."""
         os.close(self._descriptor)
 
     def begin_file(self, number: int, identity: str) -> Batches:
@@ -72,11 +71,6 @@ class Journal:
     def note(self, number: int, offset: int, nbytes: int, sha256: str) -> None:
         """Note that these bytes of a source file are in the pack."""
         self._append(f"batch {number} {offset} {nbytes} {sha256}\n")
-
-    def _lock(self) -> None:
-        with storage_errors(self._path):
-            if not try_lock(self._descriptor):
-                raise UsageError(f"{self._path.parent}: another conversion is writing it; wait for it")
 
     def _append(self, line: str) -> None:
         with storage_errors(self._path):

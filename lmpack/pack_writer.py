@@ -90,8 +90,9 @@ class PackWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Take no more bytes; without finish() the `.partial` folder stays as it is."""
+        """Take no more bytes; without finish() the `.partial` folder stays as it is, for another process to have."""
         self._closed = True
+        self.folder.close()
 
     @property
     def planned_nbytes(self) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from lmpack.drive import read_into, storage_errors, sync_path, sync_tree, write_from
+from lmpack.drive import alone_in, read_into, storage_errors, sync_path, sync_tree, write_from
 from lmpack.errors import ManifestError, UsageError
 from lmpack.expert_key import ExpertKey
 from lmpack.manifest import MANIFEST_FILE
@@ -26,6 +26,7 @@ JOURNAL_FILE = "journal"
 REPLACEMENT_SUFFIX = ".new"
 """What is added to a file's name while another form of it is written beside it."""
 _UNFINISHED_MANIFEST = MANIFEST_FILE + PARTIAL_SUFFIX
+_WAIT = "another process is writing it; wait for it"
 _DELETE_IT = "a command that was killed left it; delete it first"
 _RESUME_IT = "an interrupted conversion left it: continue it with --resume, or delete it first"
 
@@ -33,7 +34,8 @@ _RESUME_IT = "an interrupted conversion left it: continue it with --resume, or d
 class PartialFolder:
     """`destination.partial`; nothing has the destination's name until publish() or complete() returns.
 
-    With resume the folder of an interrupted run is taken over as it is; without, one that exists is refused.
+    With resume the folder of an interrupted run is taken over as it is; without, one that exists is refused. From
+    create() on no other process gets into it, until close(), complete() or the process's end.
     """
 
     def __init__(self, destination: Path, *, resume: bool, is_resumable: bool = True) -> None:
@@ -45,17 +47,36 @@ class PartialFolder:
         self.destination = destination
         self.path = destination.with_name(destination.name + PARTIAL_SUFFIX)
         self.resume = resume
+        self._is_resumable = is_resumable
         self._created = False
+        self._alone = ExitStack()
         if not resume:
-            begun = any(os.path.lexists(self.path / file) for file in (JOURNAL_FILE, MANIFEST_FILE))
-            _refuse_existing(self.path, _RESUME_IT if is_resumable and begun else _DELETE_IT)
+            self._refuse_leftover()
 
     def create(self) -> None:
-        """Make the folder, once; raises StorageError when it has appeared meanwhile and is not to be resumed."""
-        if not self._created:
-            with storage_errors(self.path):
+        """Make the folder, once; raises UsageError when another process has it, or it appeared meanwhile."""
+        if self._created:
+            return
+        with storage_errors(self.path):
+            try:
                 os.makedirs(self.path, exist_ok=self.resume)
-            self._created = True
+            except FileExistsError:
+                self._refuse_leftover()
+                raise
+        self._alone.enter_context(alone_in(self.path, _WAIT))
+        self._created = True
+
+    def close(self) -> None:
+        """Let another process have the folder, if there is one."""
+        self._alone.close()
+
+    def _refuse_leftover(self) -> None:
+        """Tell a folder that a process works in from one that a killed process left."""
+        if os.path.isdir(self.path):
+            with alone_in(self.path, _WAIT):
+                pass
+        begun = any(os.path.lexists(self.path / file) for file in (JOURNAL_FILE, MANIFEST_FILE))
+        _refuse_existing(self.path, _RESUME_IT if self._is_resumable and begun else _DELETE_IT)
 
     @contextmanager
     def discarded_on_failure(self) -> Iterator[None]:
@@ -64,6 +85,7 @@ class PartialFolder:
             yield
         except BaseException:
             shutil.rmtree(self.path, ignore_errors=True)
+            self.close()
             raise
 
     def used(self) -> tuple[int, int]:
@@ -158,6 +180,7 @@ class PartialFolder:
             )
             os.rename(self.path, self.destination)
             sync_path(self.destination.absolute().parent)
+        self.close()
 
     def _drop_doubles(self, manifest: Manifest) -> None:
         for layer in manifest.layers:

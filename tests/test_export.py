@@ -70,6 +70,20 @@ def test_what_a_killed_export_left_is_called_so(tmp_path: Path, pack: Path) -> N
         export(pack, tmp_path / "out")
 
 
+def test_two_processes_do_not_export_into_one_folder(tmp_path: Path, source: Path, pack: Path) -> None:
+    refused = []
+
+    def second(_: int) -> None:
+        try:
+            export(pack, tmp_path / "out")
+        except UsageError as error:
+            refused.append(str(error))
+
+    export(pack, tmp_path / "out", progress=second)
+    assert set(refused) == {f"{tmp_path / 'out'}: another process is exporting into it; wait for it"}
+    assert (tmp_path / "out" / "m.gguf").read_bytes() == source.read_bytes()
+
+
 @pytest.mark.parametrize("folder", ["m.lmpack", "m.lmpack/experts/new", "other.lmpack"])
 def test_nothing_is_exported_into_a_pack(tmp_path: Path, source: Path, pack: Path, folder: str) -> None:
     convert(source, tmp_path / "other.lmpack")

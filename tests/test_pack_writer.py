@@ -128,6 +128,20 @@ def test_a_destination_that_exists_is_refused(tmp_path: Path) -> None:
         PackWriter(tmp_path / "c.lmpack")
 
 
+def test_two_writers_of_one_destination_do_not_mix(tmp_path: Path) -> None:
+    writers = [PackWriter(tmp_path / "a.lmpack") for _ in range(3)]
+    for writer in writers:
+        writer.add_shared("norm", "U8", (4,))
+    with writers[0]:
+        writers[0].write_shared("norm", 0, b"four")
+        with pytest.raises(
+            UsageError, match=r"a\.lmpack\.partial: another process is writing it; wait for it"
+        ):
+            writers[1].write_shared("norm", 0, b"four")
+    with pytest.raises(UsageError, match=r"a\.lmpack\.partial: exists; a command that was killed left it"):
+        writers[2].write_shared("norm", 0, b"four")
+
+
 def test_a_destination_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     with PackWriter(tmp_path / "a.lmpack") as writer:
         writer.add_shared("norm", "U8", (4,))
@@ -137,16 +151,6 @@ def test_a_destination_that_appears_meanwhile_is_not_replaced(tmp_path: Path) ->
             finish(writer)
     assert os.listdir(tmp_path / "a.lmpack") == []
     Pack.open(tmp_path / "a.lmpack.partial")  # whole but for its name, as the message says
-
-
-def test_two_writers_of_one_destination_do_not_mix(tmp_path: Path) -> None:
-    first, second = PackWriter(tmp_path / "a.lmpack"), PackWriter(tmp_path / "a.lmpack")
-    for writer in (first, second):
-        writer.add_shared("norm", "U8", (4,))
-    with first, second:
-        first.write_shared("norm", 0, b"four")
-        with pytest.raises(StorageError, match="exists"):
-            second.write_shared("norm", 0, b"five")
 
 
 def test_the_destination_may_be_named_by_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
     [
         ("convert m.gguf closed/n.lmpack", "closed/n.lmpack.partial"),
         ("export m.lmpack closed", "closed/m.gguf"),
-        ("export m.lmpack closed/new", "closed/new/m.gguf"),
+        ("export m.lmpack closed/new", "closed/new"),
     ],
 )
 def test_a_folder_that_may_not_be_written_to_is_named(folder: Path, command: str, named: str) -> None:

@@ -315,18 +315,21 @@ def test_what_a_killed_unpacking_left_is_not_taken_over(
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_two_conversions_of_one_pack_do_not_mix(src: Path, wanted: dict[str, bytes], tmp_path: Path) -> None:
+@pytest.mark.parametrize("resume", [True, False])
+def test_two_conversions_of_one_pack_do_not_mix(
+    src: Path, wanted: dict[str, bytes], tmp_path: Path, resume: bool
+) -> None:
     refused = []
 
     def second(_: int) -> None:
         try:
-            convert(src, tmp_path / "m.lmpack", resume=True)
+            convert(src, tmp_path / "m.lmpack", resume=resume)
         except UsageError as error:
             refused.append(str(error))
 
     convert(src, tmp_path / "m.lmpack", progress=second)
     assert files_below(tmp_path / "m.lmpack") == wanted
-    assert set(refused) == {f"{tmp_path / 'm.lmpack.partial'}: another conversion is writing it; wait for it"}
+    assert set(refused) == {f"{tmp_path / 'm.lmpack.partial'}: another process is writing it; wait for it"}
 
 
 class ShardByShard:

@@ -78,6 +78,22 @@ def test_unpacking_does_not_wait_for_a_pipe(compressed: Pack, tmp_path: Path) ->
     assert not list(tmp_path.glob("unpacked*"))
 
 
+def test_two_processes_do_not_unpack_to_one_name(compressed: Pack, tmp_path: Path) -> None:
+    refused = []
+
+    def second(_: int) -> None:
+        try:
+            unpack(compressed, tmp_path / "unpacked.lmpack")
+        except UsageError as error:
+            refused.append(str(error))
+
+    unpack(compressed, tmp_path / "unpacked.lmpack", progress=second)
+    assert set(refused) == {
+        f"{tmp_path / 'unpacked.lmpack.partial'}: another process is writing it; wait for it"
+    }
+    assert validate(tmp_path / "unpacked.lmpack").ok
+
+
 def test_what_cannot_be_unpacked_is_refused_and_leaves_nothing(
     packs: tuple[Pack, Pack], compressed: Pack, tmp_path: Path
 ) -> None:
