@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from lmpack.errors import CheckpointError, UsageError
+from lmpack.manifest import MANIFEST_FILE
 from lmpack.strict_json import JsonError
 from lmpack.tensor_info import check_tensor_name
 
@@ -118,6 +119,11 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
             return GGUFCheckpoint.open(path)
         if has_safetensors:
             return SafetensorsCheckpoint.open(path)
+        if (path / MANIFEST_FILE).exists():
+            raise UsageError(
+                f"{path}: is a pack already; lmpack export gives its source back, lmpack unpack makes a pack of plain "
+                "files from a compressed or reference pack"
+            )
         raise UsageError(f"{path}: no *.gguf or *.safetensors in this folder")
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")

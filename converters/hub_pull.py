@@ -18,11 +18,11 @@ from converters.hub_model import indexed_weights, left_out_files
 from converters.hub_source import HubSource
 from lmpack.alignment import DEFAULT_PAGE_SIZE
 from lmpack.drive import alone_in, check_space, existing_parent, storage_errors, sync_path, sync_tree
-from lmpack.errors import HubError, PackError, UsageError
+from lmpack.errors import HubError, PackError
 from lmpack.layer_entry import lay_out_parts
 from lmpack.manifest import MANIFEST_FILE, MAX_MANIFEST_NBYTES, PROFILES_FOLDER, Manifest
 from lmpack.pack_files import FOLDER, expected_files, found_files
-from lmpack.partial_folder import PartialFolder
+from lmpack.partial_folder import PartialFolder, check_destination
 from lmpack.tensor_info import lay_out_shared
 from lmpack.validation import validate
 
@@ -75,12 +75,11 @@ def pull(
 
     A ready pack is fetched and validated. A checkpoint is converted file by file while it comes; its files stay in
     huggingface_hub's cache, or with discard_source are deleted one by one, at most two of them being on the drive.
-    Interrupted, the same call goes on where it stopped. Raises UsageError when dst exists, HubError, StorageError
-    before the first large download when the drive has no room, and what convert() raises.
+    Interrupted, the same call goes on where it stopped. Raises UsageError when dst exists or is inside of a pack,
+    HubError, StorageError before the first large download when the drive has no room, and what convert() raises.
     """
     dst = Path(dst)
-    if os.path.lexists(dst):
-        raise UsageError(f"{dst}: exists; choose another name, or delete it first")
+    check_destination(dst)
     started, count = time.perf_counter(), _Count(progress)
     folder = download_folder(dst)
     left_out: tuple[str, ...] = ()

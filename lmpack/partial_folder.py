@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from lmpack.drive import alone_in, read_into, storage_errors, sync_path, sync_tree, write_from
@@ -43,7 +43,7 @@ class PartialFolder:
 
         is_resumable says whether a partial folder of the caller's can be taken over, once there is a journal in it.
         """
-        _refuse_existing(destination, "choose another name, or delete it first")
+        check_destination(destination)
         self.destination = destination
         self.path = destination.with_name(destination.name + PARTIAL_SUFFIX)
         self.resume = resume
@@ -191,6 +191,16 @@ class PartialFolder:
             folder = (self.path / files[0]).parent
             if len(doubles) == len(files) and folder.is_dir():
                 folder.rmdir()
+
+
+def check_destination(path: Path) -> None:
+    """Raise UsageError for a place where something is, or that is inside of a pack."""
+    _refuse_existing(path, "choose another name, or delete it first")
+    for folder in path.resolve().parents:
+        if os.path.lexists(folder / MANIFEST_FILE):  # other programs have files of this name
+            with suppress(ManifestError):
+                read_manifest(folder)
+                raise UsageError(f"{path}: would damage the pack {folder}; write outside of it")
 
 
 def _refuse_existing(path: Path, advice: str) -> None:

@@ -12,6 +12,7 @@ from converters.conversion import convert
 from converters.export import export
 from lmpack.cli.export import command
 from lmpack.errors import PackError, UsageError
+from lmpack.unpacking import unpack
 from lmpack.validation import validate
 from tests.gguf_fixtures import METADATA, gguf_bytes, moe_tensors
 from tests.round_trip import round_trip
@@ -90,6 +91,32 @@ def test_nothing_is_exported_into_a_pack(tmp_path: Path, source: Path, pack: Pat
     with pytest.raises(UsageError, match=f"{folder}: belongs to a pack"):
         export(pack, tmp_path / folder)
     assert validate(pack).ok
+
+
+@pytest.mark.parametrize("place", ["m.lmpack/x", "m.lmpack/profiles/x", "m.lmpack/new/x", "link/x"])
+def test_no_pack_is_made_inside_of_a_pack(tmp_path: Path, source: Path, pack: Path, place: str) -> None:
+    convert(source, tmp_path / "zstd.lmpack", compress=True)
+    (tmp_path / "link").symlink_to(pack / "experts")
+    before = sorted(tmp_path.rglob("*"))
+    for write in (
+        lambda: convert(source, tmp_path / place),
+        lambda: unpack(tmp_path / "zstd.lmpack", tmp_path / place),
+    ):
+        with pytest.raises(UsageError, match=r"x: would damage the pack .*m\.lmpack; write outside of it"):
+            write()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_pack_is_not_converted_again(tmp_path: Path, pack: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"m\.lmpack: is a pack already; lmpack export gives its source back"
+    ):
+        convert(pack, tmp_path / "again.lmpack")
+
+
+def test_another_programs_manifest_is_no_pack(tmp_path: Path, source: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"manifest_version": 3}')
+    assert validate(convert(source, tmp_path / "m.lmpack").path).ok
 
 
 @pytest.mark.parametrize("file", ["experts/L001/E0002.bin", "shared.bin", "source/m.gguf.rest"])

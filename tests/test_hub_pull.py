@@ -364,11 +364,17 @@ def test_what_is_cached_does_not_come_again_and_is_checked(
         pulled(tmp_path / "n.lmpack")
 
 
-def test_a_destination_that_exists_is_refused_first(hub: HubServer, tmp_path: Path) -> None:
+def test_a_destination_that_exists_or_is_inside_of_a_pack_is_refused_first(
+    hub: HubServer, tmp_path: Path, demo_gguf: Path
+) -> None:
     hub.add(REPO, {"m-Q8_0.gguf": gguf_bytes(moe_tensors(), METADATA)})
     (tmp_path / "m.lmpack").mkdir()
     with pytest.raises(UsageError, match="exists; choose another name"):
         pulled(tmp_path / "m.lmpack")
+    convert(demo_gguf, tmp_path / "pack")
+    with pytest.raises(UsageError, match=r"x: would damage the pack .*; write outside of it"):
+        pulled(tmp_path / "pack" / "x")
+    assert validate(tmp_path / "pack").ok
 
 
 def test_ctrl_c_says_how_to_go_on_and_the_same_command_does(hub: HubServer, tmp_path: Path) -> None:
