@@ -22,7 +22,7 @@ from converters.source_reader import SLACK_NBYTES
 from lmpack.alignment import DEFAULT_PAGE_SIZE
 from lmpack.compression import compress_files
 from lmpack.drive import check_space
-from lmpack.errors import StorageError, UnsupportedError, UsageError
+from lmpack.errors import SourceChangedError, StorageError, UnsupportedError, UsageError
 from lmpack.expert_key import ExpertKey
 from lmpack.jobs import writing_jobs
 from lmpack.manifest import ExpertEntry, Manifest, pack_id_of
@@ -201,11 +201,11 @@ def _copy_files(
 
 @contextmanager
 def _resumable(folder: PartialFolder) -> Iterator[None]:
-    """Say in a drive's error that the work is not lost."""
+    """Say in the error of a drive, or of a source that is not whole yet, that the work is not lost."""
     try:
         yield
-    except StorageError as error:
-        raise StorageError(f"{error} (--resume continues with what is in {folder.path})") from error
+    except (StorageError, SourceChangedError) as error:
+        raise type(error)(f"{error} (--resume continues with what is in {folder.path})") from error
 
 
 def _folder(checkpoint: Checkpoint) -> Path:

@@ -16,7 +16,7 @@ from zlib import crc32
 
 from converters.conversion_plan import FilePlan, PartPiece, Piece, RestPiece, SharedPiece
 from converters.source_reader import SourceReader
-from lmpack.errors import CheckpointError, StorageError
+from lmpack.errors import CheckpointError, SourceChangedError, StorageError
 from lmpack.manifest import SourceFile
 from lmpack.source_file import kept_path_of
 
@@ -77,7 +77,7 @@ class FileCopy:
     def run(self) -> SourceFile:
         """Copy the file and return what the manifest says of it.
 
-        Raises CheckpointError when it changes meanwhile, StorageError when a drive refuses.
+        Raises SourceChangedError when it changes meanwhile, StorageError when a drive refuses.
         """
         tools, file = self._tools, self._file
         identity = tools.files.identity(file)
@@ -104,7 +104,7 @@ class FileCopy:
             if reader is not None:
                 reader.check_unchanged()
         if tools.files.identity(file) != identity:
-            raise CheckpointError(
+            raise SourceChangedError(
                 f"{file.path}: changed while it was being converted; wait until it is complete"
             )
         if tools.files.discards:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Protocol
 
-from lmpack.errors import CheckpointError
+from lmpack.errors import SourceChangedError
 
 if TYPE_CHECKING:
     from converters.checkpoint import CheckpointFile
@@ -42,8 +42,8 @@ class LocalFiles:
         try:
             found = os.stat(file.path)
         except OSError as error:
-            raise CheckpointError(
-                f"{file.path}: is no longer there ({error.strerror}); bring it back and use --resume"
+            raise SourceChangedError(
+                f"{file.path}: is no longer there ({error.strerror}); bring it back"
             ) from error
         return f"{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
 

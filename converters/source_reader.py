@@ -10,7 +10,7 @@ import errno
 import os
 from typing import TYPE_CHECKING, Self
 
-from lmpack.errors import CheckpointError, StorageError
+from lmpack.errors import SourceChangedError, StorageError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -36,10 +36,10 @@ class SourceReader:
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
     def __enter__(self) -> Self:
-        """Return the reader; raises CheckpointError when the file is not what the checkpoint was made from."""
+        """Return the reader; raises SourceChangedError when the file is not what the checkpoint was made from."""
         try:
             self.check_unchanged()
-        except CheckpointError:
+        except SourceChangedError:
             os.close(self._descriptor)
             raise
         return self
@@ -53,7 +53,7 @@ class SourceReader:
     def read(self, buffer: memoryview, offset: int, nbytes: int) -> memoryview:
         """Fill a page-aligned buffer, and return the part of it that is bytes [offset, offset + nbytes) of the file.
 
-        The buffer must have SLACK_NBYTES more than nbytes. Raises CheckpointError when the file ends early.
+        The buffer must have SLACK_NBYTES more than nbytes. Raises SourceChangedError when the file ends early.
         """
         start = offset // self._alignment * self._alignment
         end = -(-(offset + nbytes) // self._alignment) * self._alignment
@@ -69,17 +69,18 @@ class SourceReader:
                     f"{self.file.path}: cannot be read at byte {start + done}: {error.strerror}"
                 ) from error
             if count == 0:
-                raise CheckpointError(
-                    f"{self.file.path}: ends at byte {start + done}, it had {self.file.nbytes} bytes a moment ago"
+                raise SourceChangedError(
+                    f"{self.file.path}: ends at byte {start + done}, it had {self.file.nbytes} bytes a moment ago; wait "
+                    "until it is complete"
                 )
             done += count
         return buffer[offset - start : offset - start + nbytes]
 
     def check_unchanged(self) -> None:
-        """Raise CheckpointError when the file has another size or modification time than at first."""
+        """Raise SourceChangedError when the file has another size or modification time than at first."""
         found = os.fstat(self._descriptor)
         if (found.st_size, found.st_mtime_ns) != (self.file.nbytes, self.file.mtime_ns):
-            raise CheckpointError(
+            raise SourceChangedError(
                 f"{self.file.path}: changed while it was being converted; wait until it is complete"
             )
 

@@ -3,6 +3,7 @@
 LmpackError                 exit code 1
 ├── UsageError              exit code 2: what the user gave cannot work: a flag, a path, a text, some prompts, a limit
 ├── CheckpointError         a source GGUF or safetensors is broken, incomplete or lies
+│   └── SourceChangedError  it is there no longer, or changes while it is converted
 ├── PackError               a pack is broken
 │   └── ManifestError       its manifest.json cannot be trusted
 ├── ProfileError            a routing profile or trace is broken, or does not fit another one
@@ -31,6 +32,10 @@ class UsageError(LmpackError, ValueError):
 
 class CheckpointError(LmpackError, ValueError):
     """The source checkpoint is broken, incomplete or contradicts itself."""
+
+
+class SourceChangedError(CheckpointError):
+    """The source is there no longer, or changes while it is converted."""
 
 
 class PackError(LmpackError, ValueError):

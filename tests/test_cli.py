@@ -195,6 +195,26 @@ def test_a_command_that_is_told_to_end_takes_its_unfinished_files_away(
     assert {path.name for path in tmp_path.rglob("*")} <= {"out"}  # the folder of an export
 
 
+@pytest.mark.parametrize(
+    ("ending", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_conversion_that_is_told_to_end_says_what_goes_on_with_it(
+    demo_gguf: Path, tmp_path: Path, ending: int, exit_code: int
+) -> None:
+    command = ["convert", str(demo_gguf), str(tmp_path / "m.lmpack")]
+    told = subprocess.run(
+        [sys.executable, "-c", TOLD_TO_END, str(ending), "m.lmpack.partial/journal", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == exit_code
+    assert told.stderr.rstrip() == (
+        f"lmpack: interrupted; the same command with --resume goes on from what is in {tmp_path}/m.lmpack.partial"
+    )
+    assert run([*command, "--resume"]) == 0
+
+
 def test_help_loads_neither_torch_nor_numpy() -> None:
     script = (
         "import sys; from lmpack.cli.main import run; run(['--help']);"

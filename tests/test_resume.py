@@ -17,7 +17,7 @@ from converters.checkpoint import CheckpointFile
 from converters.conversion import convert
 from converters.source_files import LocalFiles
 from lmpack.cli.main import run
-from lmpack.errors import CheckpointError, StorageError, UsageError
+from lmpack.errors import CheckpointError, SourceChangedError, StorageError, UsageError
 from tests.gguf_fixtures import METADATA, gguf_bytes, moe_tensors, write_shards
 from tests.kill_conversions import journaled
 from tests.round_trip import files_below
@@ -258,7 +258,8 @@ def test_a_source_that_changes_meanwhile_is_an_error_and_is_read_again(
             file.unlink()
 
     with pytest.raises(
-        CheckpointError, match=rf"{file.name}: .*(changed while|is no longer there|ends at byte)"
+        SourceChangedError,
+        match=rf"{file.name}: .*(changed while|is no longer there|ends at byte).* \(--resume continues with what is in",
     ):
         convert(src, dst, progress=spoil)
     assert not dst.exists()

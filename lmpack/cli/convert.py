@@ -11,7 +11,7 @@ from lmpack.alignment import DEFAULT_PAGE_SIZE
 from lmpack.byte_size import format_nbytes, parse_byte_size
 from lmpack.cli.path_argument import ModelPath, NewPath
 from lmpack.cli.progress import progress_bar
-from lmpack.cli.report import echo_incomplete, print_json
+from lmpack.cli.report import echo_incomplete, print_json, told_when_interrupted
 from lmpack.errors import UsageError
 from lmpack.jobs import MAX_JOBS
 from lmpack.plural import counted
@@ -86,27 +86,26 @@ def command(
     """
     from converters.checkpoint import open_checkpoint
     from converters.conversion import convert
+    from lmpack.partial_folder import PARTIAL_SUFFIX
 
     quantization = _quantization(quantize, imatrix)
     checkpoint = open_checkpoint(Path(src))
     total = sum(file.nbytes for file in checkpoint.files) * (1 if compress is None else 2)
-    try:
-        with progress_bar(total, description="convert") as progress:
-            report = convert(
-                checkpoint,
-                dst,
-                page_size=parse_byte_size(page_size),
-                jobs=jobs,
-                resume=resume,
-                compress=compress is not None,
-                quantization=quantization,
-                reference=reference,
-                progress=progress,
-            )
-    except KeyboardInterrupt:
-        if not reference:
-            click.echo("interrupted; the same command with --resume goes on from here", err=True)
-        raise
+    advice = f"the same command with --resume goes on from what is in {Path(dst)}{PARTIAL_SUFFIX}"
+    if reference:
+        advice = "nothing of it is kept"
+    with told_when_interrupted(advice), progress_bar(total, description="convert") as progress:
+        report = convert(
+            checkpoint,
+            dst,
+            page_size=parse_byte_size(page_size),
+            jobs=jobs,
+            resume=resume,
+            compress=compress is not None,
+            quantization=quantization,
+            reference=reference,
+            progress=progress,
+        )
     if as_json:
         print_json({**_document(src, report), "missing": list(checkpoint.missing)})
         return

@@ -12,7 +12,7 @@ from lmpack.byte_size import format_nbytes, parse_byte_size
 from lmpack.cli.hub_options import revision_option, token_option
 from lmpack.cli.path_argument import NewPath
 from lmpack.cli.progress import progress_bar
-from lmpack.cli.report import echo_incomplete, print_json
+from lmpack.cli.report import echo_incomplete, print_json, told_when_interrupted
 from lmpack.jobs import MAX_JOBS
 from lmpack.plural import counted
 
@@ -78,23 +78,18 @@ def command(
     opened = HubRepo.open(HubClient(token=token), repo_id, revision)
     model = choose_model(opened, wanted)
     path = Path(dst) if dst is not None else Path(_default_name(repo_id, model))
-    try:
-        with progress_bar(model.nbytes, description="pull") as progress:
-            report = pull(
-                opened,
-                model,
-                path,
-                discard_source=discard_source,
-                cache_folder=Path(cache_dir) if cache_dir else None,
-                page_size=page_nbytes,
-                jobs=jobs,
-                progress=progress,
-            )
-    except KeyboardInterrupt:
-        click.echo(
-            f"lmpack: interrupted; the same command goes on from what is in {download_folder(path)}", err=True
+    advice = f"the same command goes on from what is in {download_folder(path)}"
+    with told_when_interrupted(advice), progress_bar(model.nbytes, description="pull") as progress:
+        report = pull(
+            opened,
+            model,
+            path,
+            discard_source=discard_source,
+            cache_folder=Path(cache_dir) if cache_dir else None,
+            page_size=page_nbytes,
+            jobs=jobs,
+            progress=progress,
         )
-        raise click.Abort from None
     if as_json:
         print_json(_document(report))
         return

@@ -10,7 +10,7 @@ from lmpack.byte_size import format_nbytes
 from lmpack.cli.hub_options import revision_option, token_option
 from lmpack.cli.path_argument import PackPath
 from lmpack.cli.progress import progress_bar
-from lmpack.cli.report import print_json
+from lmpack.cli.report import print_json, told_when_interrupted
 from lmpack.pack_files import found_files
 from lmpack.plural import counted
 
@@ -41,14 +41,11 @@ def command(pack: str, repo: str, private: bool, revision: str, token: str | Non
     from converters.hub_push import push
 
     total = sum(max(0, nbytes) for nbytes in found_files(Path(pack)).values())
-    try:
-        with progress_bar(total, description="push") as progress:
-            report = push(
-                HubClient(token=token), pack, repo, private=private, revision=revision, progress=progress
-            )
-    except KeyboardInterrupt:
-        click.echo("lmpack: interrupted; the same command sends what is missing", err=True)
-        raise click.Abort from None
+    advice = "the same command sends what is missing"
+    with told_when_interrupted(advice), progress_bar(total, description="push") as progress:
+        report = push(
+            HubClient(token=token), pack, repo, private=private, revision=revision, progress=progress
+        )
     if as_json:
         print_json(
             {

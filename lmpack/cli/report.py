@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -34,6 +35,17 @@ def echo_incomplete(left_out: Sequence[str], missing: Sequence[str]) -> None:
         click.echo(one_line(f"left out, no part of the checkpoint: {name}"), err=True)
     if missing:
         click.echo(f"lmpack run will need what this checkpoint lacks: {' and '.join(missing)}", err=True)
+
+
+@contextmanager
+def told_when_interrupted(advice: str) -> Iterator[None]:
+    """Say on stderr how to go on when Ctrl-C or a signal ends the block."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        with suppress(OSError):  # a terminal that hung up takes no line
+            click.echo(one_line(f"lmpack: interrupted; {advice}"), err=True)
+        raise
 
 
 def _shown(char: str) -> str:
