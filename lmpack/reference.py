@@ -13,7 +13,7 @@ from lmpack.pack_files import Problem, open_regular
 from lmpack.source_places import SourcePlaces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from lmpack.expert_key import ExpertKey
     from lmpack.layer_entry import LayerEntry
@@ -82,14 +82,15 @@ class Reference:
             read_extent(extent, memoryview(whole)[extent.at : extent.at + extent.nbytes])
         return bytes(whole)
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self, bad: Collection[str] = ()) -> Iterator[Problem]:
         """Yield each file that is missing, of another size or kind, or begins otherwise than the source did.
 
-        So no pack can pass a file off as weights that is not a checkpoint whose header its maker knew.
+        So no pack can pass a file off as weights that is not a checkpoint whose header its maker knew. Kept files that
+        are known to be bad say nothing of how the source began.
         """
         for file in self._files:
             try:
-                message = self._wrong_with(file)
+                message = self._wrong_with(file, compare=file.kept not in bad)
             except (PackError, StorageError) as error:
                 message = str(error).removeprefix(f"{self.paths[file.name]}: ")
             if message:
@@ -99,7 +100,7 @@ class Reference:
         assert place is not None  # the manifest was checked for it
         return FileExtent(self.paths[place.file.name], place.offset, nbytes, at, place.file.nbytes)
 
-    def _wrong_with(self, file: SourceFile) -> str:
+    def _wrong_with(self, file: SourceFile, *, compare: bool) -> str:
         path = self.paths[file.name]
         descriptor = open_regular(path)
         try:
@@ -107,26 +108,27 @@ class Reference:
             if found_nbytes != file.nbytes:
                 verb = "truncated" if found_nbytes < file.nbytes else "too long"
                 return f"{verb}: {found_nbytes} bytes, expected {file.nbytes}"
-            kept = open_regular(self._pack / file.kept)
-            try:
-                with storage_errors(path):
-                    return self._wrong_with_header(descriptor, kept, file.segments[0].offset)
-            finally:
-                os.close(kept)
+            nbytes = file.segments[0].offset
+            at, magic = _MAGIC[self._kind]
+            with storage_errors(path):
+                if nbytes < at + len(magic) or os.pread(descriptor, len(magic), at) != magic:
+                    return f"is not a {self._kind} file"
+                return self._wrong_with_header(descriptor, self._pack / file.kept, nbytes) if compare else ""
         finally:
             os.close(descriptor)
 
-    def _wrong_with_header(self, descriptor: int, kept: int, nbytes: int) -> str:
-        at, magic = _MAGIC[self._kind]
-        if nbytes < at + len(magic) or os.pread(descriptor, len(magic), at) != magic:
-            return f"is not a {self._kind} file"
-        found, wanted = (memoryview(bytearray(_READ_NBYTES)) for _ in range(2))
-        for start in range(0, nbytes, _READ_NBYTES):
-            length = min(_READ_NBYTES, nbytes - start)
-            read_into(found[:length], descriptor, start)
-            if read_into(wanted[:length], kept, start) == length and found[:length] != wanted[:length]:
-                return "its header is not the one that the pack was made from"
-        return ""
+    def _wrong_with_header(self, descriptor: int, kept_path: Path, nbytes: int) -> str:
+        kept = open_regular(kept_path)
+        try:
+            found, wanted = (memoryview(bytearray(_READ_NBYTES)) for _ in range(2))
+            for start in range(0, nbytes, _READ_NBYTES):
+                length = min(_READ_NBYTES, nbytes - start)
+                read_into(found[:length], descriptor, start)
+                if read_into(wanted[:length], kept, start) == length and found[:length] != wanted[:length]:
+                    return "its header is not the one that the pack was made from"
+            return ""
+        finally:
+            os.close(kept)
 
 
 def read_extent(extent: FileExtent, view: memoryview) -> None:

@@ -16,7 +16,7 @@ from lmpack.pack_files import Problem
 from lmpack.reference import CONVERT_AGAIN, FileExtent, Reference, read_extent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
     from lmpack.manifest import Manifest
@@ -38,6 +38,7 @@ class _Referenced:
 def check_reference(
     folder: Path,
     manifest: Manifest,
+    bad: Collection[str],
     *,
     quick: bool = False,
     jobs: int | None = None,
@@ -45,10 +46,11 @@ def check_reference(
 ) -> tuple[tuple[Problem, ...], int]:
     """Return what is wrong with the files that a reference pack refers to, and the number of bytes compared.
 
-    When a file is not the one that it was, or when quick, its bytes are not read.
+    bad names the pack's own files that are bad. When a file is not the one that it was, or when quick, its bytes are
+    not read.
     """
     reference = Reference(folder, manifest.source)
-    problems = tuple(reference.problems())
+    problems = tuple(reference.problems(bad))
     if problems or quick:
         return problems, 0
     check = partial(_check, progress or (lambda _: None))

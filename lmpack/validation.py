@@ -131,7 +131,8 @@ def check_files(
             problems += filter(None, pool.map(checker.check, ranges))
         nbytes = sum(item.end - item.offset for item in ranges)
     if manifest.is_reference:
-        more, more_nbytes = check_reference(folder, manifest, quick=quick, jobs=jobs, progress=progress)
+        bad = {problem.file for problem in problems}
+        more, more_nbytes = check_reference(folder, manifest, bad, quick=quick, jobs=jobs, progress=progress)
         problems, nbytes = [*problems, *more], nbytes + more_nbytes
     problems += extra_files(expected, found)
     return tuple(problems), nbytes

@@ -234,6 +234,15 @@ def test_another_source_is_refused_at_once(
         Pack.open(reference.path)
 
 
+def test_a_damaged_kept_file_is_not_blamed_on_the_source(gguf: tuple[Path, Pack, Pack]) -> None:
+    _, _, reference = gguf
+    (source,) = reference.manifest.source.files
+    for position in (0, 50, source.kept_nbytes - 1):
+        flip(reference.path / source.kept, position)
+        assert the_problem(reference.path).file == source.kept
+        flip(reference.path / source.kept, position)
+
+
 def test_every_changed_weight_is_found(packs: tuple[Path, Pack, Pack]) -> None:
     _, plain, reference = packs
     assert reference.reference is not None
