@@ -8,11 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from huggingface_hub import constants, hf_hub_download
 
 from converters.conversion import convert
 from converters.hub_client import HubClient
@@ -30,6 +28,7 @@ from tests.safetensors_fixtures import write_hf_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from converters.hub_pull import PullReport
     from tests.conftest import TinyPack
@@ -328,40 +327,6 @@ def test_the_store_of_large_files_never_sees_the_token(hub: HubServer, tmp_path:
     hub.add(REPO, {"m-Q8_0.gguf": gguf_bytes(moe_tensors(), METADATA)}, gated=True)
     assert run(["pull", REPO, str(tmp_path / "m.lmpack"), "--token", hub.token]) == 0
     assert all(request.has_token == (request.server == "hub") for request in hub.requests)
-
-
-def test_a_kept_source_is_where_other_programs_find_it(hub: HubServer, tmp_path: Path) -> None:
-    raw = gguf_bytes(moe_tensors(), METADATA)
-    hub.add(REPO, {"sub/m-Q8_0.gguf": raw})
-    pulled(tmp_path / "m.lmpack", cache_folder=tmp_path / "other")
-    found = hf_hub_download(
-        REPO,
-        "sub/m-Q8_0.gguf",
-        revision=hub.repos[REPO].branches["main"].commit,
-        cache_dir=tmp_path / "other",
-        local_files_only=True,
-    )
-    assert Path(found).read_bytes() == raw
-
-
-def test_what_is_cached_does_not_come_again_and_is_checked(
-    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raw = gguf_bytes(moe_tensors(), METADATA)
-    hub.add(REPO, {"m-Q8_0.gguf": raw})
-    commit = hub.repos[REPO].branches["main"].commit
-    with monkeypatch.context() as download:  # another program's, of a hub that speaks no Xet
-        download.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        cached = Path(
-            hf_hub_download(
-                REPO, "m-Q8_0.gguf", revision=commit, endpoint=hub.url, cache_dir=tmp_path / "cache"
-            )
-        )
-    assert pulled(tmp_path / "m.lmpack").downloaded_nbytes == 0
-    blob = cached.resolve()
-    blob.write_bytes(raw[:-1] + bytes([raw[-1] ^ 0xFF]))
-    with pytest.raises(HubError, match=r"damaged, its hash is not the hub's .*delete it"):
-        pulled(tmp_path / "n.lmpack")
 
 
 def test_a_destination_that_exists_or_is_inside_of_a_pack_is_refused_first(

@@ -278,7 +278,7 @@ def test_a_folder_without_manifest_is_no_pack(tmp_path: Path) -> None:
     partial = tmp_path / "m.lmpack.partial"
     partial.mkdir()
     with pytest.raises(
-        ManifestError, match=r"no manifest\.json, so it is not a pack; an interrupted conversion"
+        ManifestError, match=r"no manifest\.json, so it is not a pack; a command that was interrupted left it"
     ):
         read_manifest(partial)
     with pytest.raises(PackError, match="not a folder"):

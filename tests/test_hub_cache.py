@@ -1,0 +1,57 @@
+"""HubCache: what huggingface_hub has is not fetched again, and what we have it finds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from huggingface_hub import constants, hf_hub_download
+
+from lmpack.errors import HubError
+from tests.gguf_fixtures import METADATA, gguf_bytes, moe_tensors
+from tests.hub_server import HubServer, hub_server
+from tests.test_hub_pull import REPO, pulled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
+    with hub_server(monkeypatch, tmp_path) as server:
+        yield server
+
+
+def test_a_kept_source_is_where_other_programs_find_it(hub: HubServer, tmp_path: Path) -> None:
+    raw = gguf_bytes(moe_tensors(), METADATA)
+    hub.add(REPO, {"sub/m-Q8_0.gguf": raw})
+    pulled(tmp_path / "m.lmpack", cache_folder=tmp_path / "other")
+    found = hf_hub_download(
+        REPO,
+        "sub/m-Q8_0.gguf",
+        revision=hub.repos[REPO].branches["main"].commit,
+        cache_dir=tmp_path / "other",
+        local_files_only=True,
+    )
+    assert Path(found).read_bytes() == raw
+
+
+def test_what_is_cached_does_not_come_again_and_is_checked(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = gguf_bytes(moe_tensors(), METADATA)
+    hub.add(REPO, {"m-Q8_0.gguf": raw})
+    commit = hub.repos[REPO].branches["main"].commit
+    with monkeypatch.context() as download:  # another program's, of a hub that speaks no Xet
+        download.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        cached = Path(
+            hf_hub_download(
+                REPO, "m-Q8_0.gguf", revision=commit, endpoint=hub.url, cache_dir=tmp_path / "cache"
+            )
+        )
+    assert pulled(tmp_path / "m.lmpack").downloaded_nbytes == 0
+    blob = cached.resolve()
+    blob.write_bytes(raw[:-1] + bytes([raw[-1] ^ 0xFF]))
+    with pytest.raises(HubError, match=r"damaged, its hash is not the hub's .*delete it"):
+        pulled(tmp_path / "n.lmpack")
