@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from lmpack.byte_size import format_nbytes
+from runtime.free_memory import resident_nbytes
 from tests.memory_cgroup import NoCgroupError, memory_cgroup
 
 NUM_QUARTERS = 4
@@ -65,12 +66,6 @@ def soak(
                 )
             )
     return quarters
-
-
-def resident_nbytes() -> int:
-    """What this process has in memory now."""
-    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def describe(quarters: list[Quarter]) -> str:

@@ -31,11 +31,15 @@ def free_memory_nbytes(root: Path = Path("/")) -> int:
     Clean page cache counts as free, as in the kernel's MemAvailable; cgroup limits of either version and of every
     level above the process count. `root` is where proc and sys lie.
     """
-    own = _resident_nbytes(
-        root
-    )  # pages that other processes share may be charged to another cgroup than ours
+    own = resident_nbytes(root)
+    # Pages that other processes share may be charged to another cgroup than ours.
     cgroups = (min(limit, left + own) for limit, left in _cgroups_nbytes(root))
     return min([_machine_nbytes(root) + own, *cgroups])
+
+
+def resident_nbytes(root: Path = Path("/")) -> int:
+    """What this process has resident now."""
+    return _figures(root / "proc/self/status")["VmRSS:"] * 1024
 
 
 def peak_resident_nbytes() -> int:
@@ -45,10 +49,6 @@ def peak_resident_nbytes() -> int:
 
 def _machine_nbytes(root: Path) -> int:
     return _figures(root / "proc/meminfo")["MemAvailable:"] * 1024
-
-
-def _resident_nbytes(root: Path) -> int:
-    return _figures(root / "proc/self/status")["VmRSS:"] * 1024
 
 
 def _cgroups_nbytes(root: Path) -> Iterator[tuple[int, int]]:

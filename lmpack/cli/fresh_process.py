@@ -59,12 +59,8 @@ def run_fresh(args: Sequence[str], *, keep_output: bool = False) -> tuple[int, s
 def _send_outcome(sender: Connection, function: Callable[..., object], args: tuple[Any, ...]) -> None:
     try:
         sender.send(function(*args))
-    except (
-        LmpackError,
-        OSError,
-        KeyboardInterrupt,
-    ) as error:  # whatever else is a bug, and shows its traceback
-        sender.send(error)
+    except (LmpackError, OSError, KeyboardInterrupt) as error:
+        sender.send(error)  # whatever else is a bug, and shows its traceback
 
 
 def _ended_by(exit_code: int, what: str) -> LmpackError:
