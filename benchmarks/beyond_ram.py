@@ -67,7 +67,7 @@ def run_lmpack(load: Load) -> list[dict[str, Any]]:
         num_threads=load.num_threads,
         context_length=load.num_prompt_tokens + load.num_tokens,
     ) as engine:
-        prompt_ids = load.prompt_ids(engine.config.vocab_size)
+        prompt_ids = load.prompt_ids(engine.plan.config.vocab_size)
         params = SamplingParams(max_tokens=load.num_tokens, ignore_eos=True)
         for _ in range(load.passes):
             before = engine.stats()

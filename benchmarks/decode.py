@@ -81,7 +81,7 @@ def run_lmpack(load: Load) -> Turn:
         num_threads=load.num_threads,
         context_length=load.context_length,
     ) as engine:
-        prompt_ids = load.prompt_ids(engine.config.vocab_size)
+        prompt_ids = load.prompt_ids(engine.plan.config.vocab_size)
         params = SamplingParams(max_tokens=load.num_tokens, ignore_eos=True)
         sum(1 for _ in engine.generate(prompt_ids, params))
         misses = engine.cache.misses

@@ -53,7 +53,7 @@ def run(way: Way, arguments: argparse.Namespace) -> RunStats:
         else:
             prompt_ids = (
                 np.random.default_rng(1)
-                .integers(0, engine.config.vocab_size, arguments.prompt_tokens)
+                .integers(0, engine.plan.config.vocab_size, arguments.prompt_tokens)
                 .tolist()
             )
         params = SamplingParams(max_tokens=arguments.tokens, ignore_eos=True)

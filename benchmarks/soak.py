@@ -54,7 +54,7 @@ def soak(
         for number in range(1, NUM_QUARTERS + 1):
             before, num_answers = engine.stats(), 0
             while time.perf_counter() - started < seconds * number / NUM_QUARTERS or not num_answers:
-                prompt_ids = rng.integers(0, engine.config.vocab_size, num_prompt_tokens).tolist()
+                prompt_ids = rng.integers(0, engine.plan.config.vocab_size, num_prompt_tokens).tolist()
                 sum(1 for _ in engine.generate(prompt_ids, params))
                 num_answers += 1
             after = engine.stats()

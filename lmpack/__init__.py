@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 
 
 def load(path: str | Path, **options: Any) -> Engine:
-    """Open the pack at `path` for generation; `options` are those of `runtime.engine.Engine.load`.
+    """Open the pack at `path` for generation; `options` are those of `Engine.load`, RunOptions included.
 
     The only place where the format's package reaches up to the runtime, and only when called: importing
     lmpack loads neither torch nor numpy.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import resource
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Self
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, Unpack
 
 import torch
 
 from lmpack.errors import UsageError
-from profiles.policy_choice import DEFAULT_POLICY
+from lmpack.pack import Pack
 from runtime.dense_weights import DenseWeights
 from runtime.device_store import DeviceStore
 from runtime.expert_cache import ExpertCache
@@ -21,7 +23,6 @@ from runtime.io_choice import IoChoice, choose_io, device_io
 from runtime.kernels.kernels import load_kernels
 from runtime.kv_cache import KV_DTYPES, KVCache, check_fit
 from runtime.model import Model
-from runtime.prefetch_choice import DEFAULT_PREFETCH
 from runtime.prefetcher import GuessCounts, Prefetcher
 from runtime.run_plan import PREFILL_CHUNK, RunPlan
 from runtime.run_stats import RunStats
@@ -31,19 +32,16 @@ from runtime.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
     from types import TracebackType
 
     from torch import Tensor
 
-    from lmpack.pack import Pack
     from profiles.last_session import LastSession
     from profiles.routing_recorder import RoutingRecorder
     from runtime.expert_store import ExpertStore
     from runtime.kernels.kernels import Kernels
     from runtime.memory_budget import MemoryBudget
-    from runtime.memory_tiers import MemoryTiers
-    from runtime.model_config import ModelConfig
+    from runtime.run_plan import RunOptions
     from runtime.tokenizer import Tokenizer
 
 
@@ -51,19 +49,13 @@ if TYPE_CHECKING:
 class Engine:
     """Generates from a pack within a memory budget; made by `Engine.load`, freed by `close`."""
 
-    pack: Pack
+    plan: RunPlan
     io_choice: IoChoice
-    config: ModelConfig
     tokenizer: Tokenizer
-    tiers: MemoryTiers
     cache: ExpertCache
     kernels: Kernels
     model: Model
-    prefetch: str
     guesses: GuessCounts
-    context_length: int
-    kv_dtype: str
-    num_threads: int
     timings: Timings
     major_faults_before: int  # of this process, when it was loaded
     session: LastSession | None  # which close() keeps, once
@@ -71,105 +63,61 @@ class Engine:
     @classmethod
     def load(
         cls,
-        path: str | Path,
+        pack: Pack | Path | str,
         *,
-        ram: int | None = None,
-        vram: int | None = None,
         io: str = "auto",
         kernels: str = "auto",
-        device: str = "cpu",
-        num_threads: int | None = None,
-        context_length: int | None = None,
-        kv_dtype: str = "f16",
-        policy: str = DEFAULT_POLICY.name,
-        warm: str | Path | None = None,
         verify_reads: bool = False,
-        prefetch: str = DEFAULT_PREFETCH,
         recorder: RoutingRecorder | None = None,
+        **options: Unpack[RunOptions],
     ) -> Engine:
         """Open a pack for generation.
 
-        `ram` is a hard limit in bytes on all the process keeps (None: what is free now, less headroom); `device`
-        computes: cpu, cuda or cuda:N, and `vram` limits what is kept on a GPU, CUDA's own context aside;
-        `context_length` in tokens (None: the model's, at most 4096). `policy` decides which expert goes
-        for another (PolicyChoice). `warm` is a routing profile whose most used experts are read in at once, or
-        "last": those of the last session, and close() keeps this one's. `verify_reads` compares everything with the
-        manifest's checksums when it is first read; otherwise bytes are trusted. `prefetch` says what guesses the
-        experts of the next layer (PrefetchChoice). Raises PackError, UnsupportedError for
-        architectures that cannot run, BudgetError naming the smallest budget, ProfileError.
+        `io` is the store that reads experts: auto, mmap or direct; `kernels` what multiplies: auto, ggml or torch.
+        `verify_reads` compares everything with the manifest's checksums when it is first read; otherwise bytes are
+        trusted. Raises PackError, UnsupportedError for architectures that cannot run, BudgetError naming the smallest
+        budget, ProfileError.
         """
-        plan = RunPlan.make(
-            path,
-            ram=ram,
-            vram=vram,
-            device=device,
-            num_threads=num_threads,
-            context_length=context_length,
-            kv_dtype=kv_dtype,
-            policy=policy,
-            warm=warm,
-            prefetch=prefetch,
-        )
-        pack, compute = plan.pack, plan.tiers.compute
-        io_choice = choose_io(io, pack, compute) if plan.tiers.ram is None else device_io(io)
+        pack = pack if isinstance(pack, Pack) else Pack.open(Path(pack))
+        plan = RunPlan.make(pack, **options)
+        tiers = plan.tiers
+        io_choice = choose_io(io, pack, tiers.compute) if tiers.ram is None else device_io(io)
         weights = DenseWeights(pack, plan.device.torch_device, verify=verify_reads)
         with ExitStack() as undo:
             loaded_kernels = load_kernels(kernels, num_threads=plan.num_threads, device=plan.device.name)
             undo.callback(loaded_kernels.close)
             store = _open_store(plan, io_choice, verify=verify_reads)
             undo.callback(store.close)
-            cache = ExpertCache(
-                store,
-                compute,
-                lambda pool: plan.policy.make(pool, most_used=plan.start.keys),
-                num_readers=io_choice.num_readers,
-            )
+            make_policy = partial(plan.policy.make, most_used=plan.start.keys)
+            cache = ExpertCache(store, tiers.compute, make_policy, num_readers=io_choice.num_readers)
             undo.callback(cache.close)
             cache.warm(plan.start.keys)
-            model = Model(
-                pack.manifest,
-                plan.family,
-                plan.config,
-                weights,
-                cache,
-                loaded_kernels,
-                recorder,
-                plan.context_length,
-            )
-            guesses = GuessCounts()
-            if plan.guessing.name != "off":
-                prefetcher = Prefetcher(cache, pack.manifest.layers, plan.guessing.transitions)
-                model.prefetch_with(prefetcher)
-                guesses = prefetcher.counts
+            model = Model(plan, weights, cache, loaded_kernels, recorder)
+            guesses = _prefetch(plan, model, cache)
             tokenizer = load_tokenizer(pack)
             undo.pop_all()
         return cls(
-            pack=pack,
+            plan=plan,
             io_choice=io_choice,
-            config=plan.config,
             tokenizer=tokenizer,
-            tiers=plan.tiers,
             cache=cache,
             kernels=loaded_kernels,
             model=model,
-            prefetch=plan.guessing.name,
             guesses=guesses,
-            context_length=plan.context_length,
-            kv_dtype=plan.kv_dtype,
-            num_threads=plan.num_threads,
             timings=Timings(),
-            major_faults_before=resource.getrusage(resource.RUSAGE_SELF).ru_majflt,
+            major_faults_before=_major_faults(),
             session=plan.start.session,
         )
 
     @property
     def budget(self) -> MemoryBudget:
         """Of the memory that the arithmetic works in."""
-        return self.tiers.compute
+        return self.plan.tiers.compute
 
     def new_kv(self) -> KVCache:
         """An empty KV cache of this engine's context length."""
-        return KVCache(self.config, self.context_length, KV_DTYPES[self.kv_dtype], self.model.device)
+        plan = self.plan
+        return KVCache(plan.config, plan.context_length, KV_DTYPES[plan.kv_dtype], self.model.device)
 
     def forward(self, token_ids: Sequence[int], kv: KVCache, *, all_logits: bool = False) -> Tensor:
         """Logits float32 [1, vocab], in RAM, after the last of `token_ids`, or [n, vocab] after each; kv moves on."""
@@ -193,7 +141,7 @@ class Engine:
         """UsageError when a prompt is empty or does not fit."""
         if not prompt_ids:
             raise UsageError("the prompt has no tokens; this model has no start token, so give it some text")
-        check_fit(len(prompt_ids), self.context_length, self.config.max_position_embeddings)
+        check_fit(len(prompt_ids), self.plan.context_length, self.plan.config.max_position_embeddings)
 
     def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, kv: KVCache | None = None
@@ -222,19 +170,19 @@ class Engine:
 
     def stats(self) -> RunStats:
         """What this engine used and did since it was loaded."""
-        store = self.cache.store
+        plan, tiers, store = self.plan, self.plan.tiers, self.cache.store
         return RunStats(
-            architecture=self.pack.manifest.architecture,
+            architecture=plan.pack.manifest.architecture,
             kernels=self.kernels.name,
-            store=self.cache.store.name,
+            store=store.name,
             policy=self.cache.policy_name,
-            num_threads=self.num_threads,
-            context_length=self.context_length,
-            device=self.tiers.device,
-            ram_nbytes=(self.tiers.ram or self.tiers.compute).total_nbytes,
-            vram_nbytes=self.tiers.compute.total_nbytes if self.tiers.ram is not None else None,
+            num_threads=plan.num_threads,
+            context_length=plan.context_length,
+            device=tiers.device,
+            ram_nbytes=(tiers.ram or tiers.compute).total_nbytes,
+            vram_nbytes=tiers.compute.total_nbytes if tiers.ram is not None else None,
             expert_slots_nbytes=self.budget.experts_nbytes,
-            ram_tier_nbytes=self.tiers.ram.experts_nbytes if self.tiers.ram is not None else 0,
+            ram_tier_nbytes=tiers.ram.experts_nbytes if tiers.ram is not None else 0,
             io_reason=self.io_choice.reason,
             num_readers=self.io_choice.num_readers,
             **asdict(self.timings),
@@ -246,13 +194,13 @@ class Engine:
             bytes_read=self.cache.bytes_read,
             read_s=self.cache.read_s,
             drive_s=self.cache.drive_s,
-            prefetch=self.prefetch,
+            prefetch=plan.guessing.name,
             guessed=self.guesses.guessed,
             guesses_needed=self.guesses.needed,
             guesses_right=self.guesses.right,
             useful_guesses=self.cache.useful_guesses,
             wasted_guesses=self.cache.wasted_guesses,
-            major_faults=resource.getrusage(resource.RUSAGE_SELF).ru_majflt - self.major_faults_before,
+            major_faults=_major_faults() - self.major_faults_before,
             peak_rss_nbytes=peak_resident_nbytes(),
         )
 
@@ -280,7 +228,7 @@ class Engine:
         self.close()
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:
-        vocab_size = self.config.vocab_size
+        vocab_size = self.plan.config.vocab_size
         for token_id in token_ids:
             if not 0 <= token_id < vocab_size:
                 raise UsageError(f"token id {token_id} is outside of the vocabulary of {vocab_size}")
@@ -292,3 +240,16 @@ def _open_store(plan: RunPlan, io_choice: IoChoice, *, verify: bool) -> ExpertSt
         return open_store(io_choice.store, plan.pack, tiers.compute, verify=verify)
     copies = plan.device.open_copies()
     return DeviceStore.open(plan.pack, tiers.compute, tiers.ram, plan.policy.make, copies, verify=verify)
+
+
+def _prefetch(plan: RunPlan, model: Model, cache: ExpertCache) -> GuessCounts:
+    """Let the model guess as planned; the counts of what it will guess."""
+    if plan.guessing.name == "off":
+        return GuessCounts()
+    prefetcher = Prefetcher(cache, plan.pack.manifest.layers, plan.guessing.transitions)
+    model.prefetch_with(prefetcher)
+    return prefetcher.counts
+
+
+def _major_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt

@@ -20,18 +20,16 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from lmpack.manifest import Manifest
     from profiles.routing_recorder import RoutingRecorder
     from runtime.dense_weights import DenseWeights
     from runtime.expert_cache import ExpertCache
-    from runtime.families.family import Family
     from runtime.kernels.kernels import Kernels
     from runtime.kernels.operations import Operations, T
     from runtime.kernels.weight import Weight
     from runtime.kv_cache import KVCache
-    from runtime.model_config import ModelConfig
     from runtime.moe import FeedForward
     from runtime.prefetcher import Prefetcher
+    from runtime.run_plan import RunPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +50,13 @@ class Model:
 
     def __init__(
         self,
-        manifest: Manifest,
-        family: Family,
-        config: ModelConfig,
+        plan: RunPlan,
         weights: DenseWeights,
         cache: ExpertCache,
         kernels: Kernels,
         recorder: RoutingRecorder | None,
-        context_length: int,
     ) -> None:
-        self.config = config
+        config = self.config = plan.config
         self.kernels = kernels
         self.embedding = weights.matrix("token_embd.weight")
         self.device = weights.device
@@ -71,11 +66,11 @@ class Model:
         )
         self.rope = Rope(
             config,
-            context_length,
+            plan.context_length,
             weights.optional_vector("rope_freqs.weight"),
             weights.device,
         )
-        build = _LayerBuilder(manifest, family, config, weights, cache, kernels, recorder)
+        build = _LayerBuilder(plan, weights, cache, kernels, recorder)
         self.layers = [build.layer(layer) for layer in range(config.num_hidden_layers)]
 
     @property
@@ -117,30 +112,19 @@ class Model:
         return ops.linear(ops.norm(hidden, self.output_norm), self.output)
 
 
+@dataclass(frozen=True, slots=True)
 class _LayerBuilder:
     """Finds a layer's tensors by their canonical names, in the order that the blocks expect."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        family: Family,
-        config: ModelConfig,
-        weights: DenseWeights,
-        cache: ExpertCache,
-        kernels: Kernels,
-        recorder: RoutingRecorder | None,
-    ) -> None:
-        self.permuted_qk = family.gguf_permutes_qk and manifest.source.kind == "gguf"
-        self.moe_layers = {entry.layer for entry in manifest.layers}
-        self.config = config
-        self.weights = weights
-        self.cache = cache
-        self.kernels = kernels
-        self.recorder = recorder
+    plan: RunPlan
+    weights: DenseWeights
+    cache: ExpertCache
+    kernels: Kernels
+    recorder: RoutingRecorder | None
 
     def layer(self, layer: int) -> Layer:
         name = f"blk.{layer}"
-        moe = layer in self.moe_layers
+        moe = any(entry.layer == layer for entry in self.plan.pack.manifest.layers)
         return Layer(
             attention=self._attention(layer, name),
             norm=self._norm(f"{name}.ffn_norm.weight"),
@@ -149,12 +133,13 @@ class _LayerBuilder:
 
     def _attention(self, layer: int, name: str) -> Attention:
         weights = self.weights
+        config = self.plan.config
         return Attention(
             layer,
-            self.config.head_dim,
+            config.head_dim,
             norm=self._norm(f"{name}.attn_norm.weight"),
-            q=self._rotated(f"{name}.attn_q.weight", self.config.num_attention_heads),
-            k=self._rotated(f"{name}.attn_k.weight", self.config.num_key_value_heads),
+            q=self._rotated(f"{name}.attn_q.weight", config.num_attention_heads),
+            k=self._rotated(f"{name}.attn_k.weight", config.num_key_value_heads),
             v=self._matrix(f"{name}.attn_v.weight"),
             output=self._matrix(f"{name}.attn_output.weight"),
             q_bias=weights.optional_vector(f"{name}.attn_q.bias"),
@@ -167,7 +152,9 @@ class _LayerBuilder:
 
     def _rotated(self, name: str, num_heads: int) -> Weight:
         weight = self.weights.matrix(name)
-        return self.kernels.prepare(weight.unpaired(num_heads) if self.permuted_qk else weight)
+        if self.plan.family.gguf_permutes_qk and self.plan.pack.manifest.source.kind == "gguf":
+            weight = weight.unpaired(num_heads)
+        return self.kernels.prepare(weight)
 
     def _matrix(self, name: str) -> Weight:
         return self.kernels.prepare(self.weights.matrix(name))
@@ -183,7 +170,7 @@ class _LayerBuilder:
         return MoE(
             layer,
             self.weights.router(f"{name}.ffn_gate_inp.weight"),
-            Router(self.config.num_experts_per_tok, self.config.norm_topk_prob),
+            Router(self.plan.config.num_experts_per_tok, self.plan.config.norm_topk_prob),
             shared_expert,
             self.cache,
             self.kernels,
@@ -197,7 +184,7 @@ class _LayerBuilder:
         return SwiGLU(gate, up, down)
 
     def _norm(self, name: str) -> RMSNorm:
-        return RMSNorm(self.weights.vector(name), self.config.rms_norm_eps)
+        return RMSNorm(self.weights.vector(name), self.plan.config.rms_norm_eps)
 
     def _optional_norm(self, name: str) -> RMSNorm | None:
         return self._norm(name) if name in self.weights else None

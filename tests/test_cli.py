@@ -242,7 +242,7 @@ def test_importing_lmpack_loads_neither_torch_nor_numpy() -> None:
 
 def test_load_opens_an_engine(demo_pack: Path) -> None:
     with lmpack.load(demo_pack, num_threads=1, context_length=16) as engine:
-        assert engine.pack.manifest.architecture == "qwen3moe"
+        assert engine.plan.pack.manifest.architecture == "qwen3moe"
 
 
 def test_readme_names_every_command() -> None:

@@ -91,7 +91,7 @@ def test_a_prompt_reads_no_expert_twice_in_a_layer_whatever_the_budget(demo_pack
         Engine.load(demo_pack, ram=1)
     smallest = int(str(refusal.value).split()[-2])
     with Engine.load(demo_pack, ram=smallest + (2 << 20), num_threads=1) as engine:
-        vocab_size = engine.config.vocab_size
+        vocab_size = engine.plan.config.vocab_size
         engine.hidden([17 * token % vocab_size for token in range(200)], engine.new_kv())
         stats = engine.stats()
     assert stats.evictions > 0

@@ -16,7 +16,7 @@ def test_a_prompt_is_all_of_its_tokens_and_an_answer_one_pass_per_token(demo_pac
     ticks = itertools.count()
     with lmpack.load(demo_pack, num_threads=1, context_length=8) as engine:
         token_ids = engine.tokenizer.encode("Once upon a time there was a small fox")
-        lookups_of_a_token = len(engine.pack.manifest.layers) * engine.config.num_experts_per_tok
+        lookups_of_a_token = len(engine.plan.pack.manifest.layers) * engine.plan.config.num_experts_per_tok
         repetitions = measure_repetitions(
             engine, token_ids, prompt_tokens=5, answer_tokens=3, clock=lambda: float(next(ticks))
         )

@@ -148,7 +148,7 @@ def test_a_session_that_cannot_be_kept_is_an_error_and_the_engine_is_closed(
 ) -> None:
     cache_folder.write_text("a file where a folder should be")
     engine = load(demo_pack)
-    engine.session = LastSession(engine.pack.manifest)
+    engine.session = LastSession(engine.plan.pack.manifest)
     with pytest.raises(StorageError, match="sessions"):
         engine.close()
     with pytest.raises(ValueError, match="closed"):

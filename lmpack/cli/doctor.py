@@ -167,7 +167,7 @@ def _choice(pack: Pack) -> IoChoice:
     from runtime.io_choice import choose_io
     from runtime.run_plan import RunPlan
 
-    return choose_io("auto", pack, RunPlan.make(pack.path).tiers.compute, anew=True)
+    return choose_io("auto", pack, RunPlan.make(pack).tiers.compute, anew=True)
 
 
 def _table(rates: Sequence[ReadRate]) -> str:

@@ -16,6 +16,7 @@ from lmpack.plural import counted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lmpack.pack import Pack
     from profiles.routing_recorder import RoutingRecorder
     from runtime.engine import Engine
 
@@ -37,14 +38,14 @@ class EngineOptions:
     prefetch: str | None
     verify_reads: bool
 
-    def load(self, pack: str, recorder: RoutingRecorder | None = None, *, announce: bool = True) -> Engine:
+    def load(
+        self, pack: Pack | str, recorder: RoutingRecorder | None = None, *, announce: bool = True
+    ) -> Engine:
         """Open the pack and say on stderr which budget, store and kernels run, unless the command does.
 
         Raises UsageError for a --ram or --vram that is too small, as for every other option that cannot work.
         """
-        from profiles.policy_choice import DEFAULT_POLICY
         from runtime.engine import Engine
-        from runtime.prefetch_choice import DEFAULT_PREFETCH
 
         try:
             engine = Engine.load(
@@ -57,9 +58,9 @@ class EngineOptions:
                 num_threads=self.threads,
                 context_length=self.context,
                 kv_dtype=self.kv_dtype,
-                policy=self.policy or DEFAULT_POLICY.name,
+                policy=self.policy,
                 warm=self.warm,
-                prefetch=self.prefetch or DEFAULT_PREFETCH,
+                prefetch=self.prefetch,
                 verify_reads=self.verify_reads,
                 recorder=recorder,
             )
@@ -68,15 +69,15 @@ class EngineOptions:
                 raise
             raise UsageError(str(error)) from error
         num_processors = len(os.sched_getaffinity(0))
-        if engine.num_threads > num_processors:
+        if engine.plan.num_threads > num_processors:
             click.echo(
-                f"--threads {engine.num_threads}: this process may use {counted(num_processors, 'processor')}, and "
+                f"--threads {engine.plan.num_threads}: this process may use {counted(num_processors, 'processor')}, and "
                 "threads that wait for one make a run many times slower",
                 err=True,
             )
         if announce:
             click.echo(
-                f"{engine.pack.path.name}: {engine.tiers.describe()}; "
+                f"{engine.plan.pack.path.name}: {engine.plan.tiers.describe()}; "
                 f"kernels {engine.kernels.name}, store {engine.cache.store.name} ({engine.io_choice.reason}), "
                 f"policy {engine.cache.policy_name}"
                 + (f", {engine.cache.warmed} experts read in" if self.warm is not None else ""),

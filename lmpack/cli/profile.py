@@ -122,9 +122,10 @@ def command(
 
     _check_outputs(output, trace, prompt_file, Path(pack))
     prompt_set = read_prompt_set(prompt_file)
-    manifest = Pack.open(Path(pack)).manifest
+    opened = Pack.open(Path(pack))
+    manifest = opened.manifest
     recorder = RoutingRecorder(RoutingShape.of_manifest(manifest), keep_trace=trace is not None)
-    with engine_options.load(pack, recorder) as engine:
+    with engine_options.load(opened, recorder) as engine:
         prompts_ids = _tokenize(prompt_set, engine, parse_special)
         total = sum(len(prompt_ids) + num_tokens for prompt_ids in prompts_ids)
         with progress_bar(total, unit="token", description="profile") as progress:

@@ -120,12 +120,12 @@ def stream_answer(
     else:
         if len(generated) == params.max_tokens:
             ended_by = "length"
-        elif len(prompt_ids) + len(generated) > engine.context_length:
+        elif len(prompt_ids) + len(generated) > engine.plan.context_length:
             ended_by = "context"
     pieces.append(stream.finish())
     echo(pieces[-1])
     if ended_by == "context":
-        click.echo(f"\nthe context of {engine.context_length} tokens (--context) is full", err=True)
+        click.echo(f"\nthe context of {engine.plan.context_length} tokens (--context) is full", err=True)
     return generated, "".join(pieces), ended_by
 
 
