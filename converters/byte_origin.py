@@ -78,7 +78,7 @@ def open_local_origin(path: Path, source: Source | None) -> LocalOrigin:
 
     A checkpoint of one file may have been renamed. Raises CheckpointError or UsageError when it is none.
     """
-    if (path / MANIFEST_FILE).is_file():
+    if os.path.lexists(path / MANIFEST_FILE):
         return LocalOrigin(os.fspath(path), True, {})
     files = open_checkpoint(path).files
     paths = {file.name: file.path for file in files}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from lmpack.drive import storage_errors
 from lmpack.errors import CheckpointError, UsageError
 from lmpack.manifest import MANIFEST_FILE
 from lmpack.strict_json import JsonError
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _MAX_LFS_POINTER_NBYTES = 1024  # the specification's limit
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +54,19 @@ class CheckpointFile:
                 f"{path}: {what} ({error.strerror}); download the checkpoint again"
             ) from error
         if not stat.S_ISREG(found.st_mode):
-            raise CheckpointError(f"{path}: is not a regular file")
+            kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+            raise CheckpointError(
+                f"{path}: is {kind}, expected a regular file; move it away, or name another"
+            )
         return cls(name, path, found.st_size, found.st_mtime_ns)
 
     def check_fetched(self) -> None:
-        """Raise CheckpointError for a Git LFS pointer, which stands for a file that was not downloaded."""
-        if self.nbytes <= _MAX_LFS_POINTER_NBYTES and self.path.read_bytes().startswith(_LFS_POINTER):
-            raise wrong_magic(self.path, _LFS_POINTER, "")
+        """Raise CheckpointError for what a download left in place of the file: a Git LFS pointer, a page for JSON."""
+        with storage_errors(self.path), self.path.open("rb") as opened:
+            start = opened.read(len(_LFS_POINTER))
+        is_pointer = self.nbytes <= _MAX_LFS_POINTER_NBYTES and start == _LFS_POINTER
+        if is_pointer or (self.name.endswith(".json") and _is_page(start)):
+            raise wrong_magic(self.path, start, "JSON")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +124,9 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     from converters.safetensors_checkpoint import SafetensorsCheckpoint
 
     path = Path(path)
-    if path.is_dir():
+    with storage_errors(path):
+        is_folder = path.is_dir()
+    if is_folder:
         has_safetensors = any(path.glob("*.safetensors")) or any(path.glob("*.safetensors.index.json"))
         has_gguf = any(path.glob("*.gguf"))
         if has_safetensors and has_gguf:
@@ -136,11 +152,15 @@ def wrong_magic(where: Path | str, start: bytes, expected: str) -> CheckpointErr
     """Explain a file that does not start as its container must, naming the usual mistakes."""
     if start.startswith(_LFS_POINTER):
         return CheckpointError(f"{where}: is a Git LFS pointer, not the file itself; run: git lfs pull")
-    if start.lstrip()[:1] == b"<":
+    if _is_page(start):
         return CheckpointError(f"{where}: is a web page (HTML), not {expected}; download the file itself")
     if not start:
         return CheckpointError(f"{where}: is empty, expected {expected}; download it again")
     return CheckpointError(f"{where}: starts with {start[:8]!r}, expected {expected}")
+
+
+def _is_page(start: bytes) -> bool:
+    return start.lstrip()[:1] == b"<"
 
 
 def check_name(name: str, where: Path | str) -> None:

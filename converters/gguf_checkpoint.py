@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence  # noqa: TC003
 from dataclasses import dataclass
@@ -18,10 +19,11 @@ from converters.checkpoint import (
 from converters.gguf_header import GGUFHeader, read_gguf_header
 from converters.model_config import ModelDescription, config_from_gguf
 from converters.tensor_role import TensorRole, sort_gguf_tensors
+from lmpack.drive import storage_errors
 from lmpack.dtype import GGML_DTYPES, WITHDRAWN_GGML_DTYPES, dtype_nbytes
 from lmpack.errors import CheckpointError, UnsupportedError, UsageError
 
-_SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
 MAX_SHARDS = 10_000
 
 
@@ -78,14 +80,14 @@ def _find_shards(path: Path) -> list[Path]:
     match = _SHARD_NAME.fullmatch(path.name)
     if match is None:
         return [path]
-    number, count = int(match["number"]), int(match["count"])
-    if not 1 <= count <= MAX_SHARDS or not 1 <= number <= count:
+    stem, count = match["stem"], int(match["count"])
+    if not 1 <= count <= MAX_SHARDS:
         raise CheckpointError(
-            f"{path}: the name claims shard {number} of {count}, expected 1 to {MAX_SHARDS} shards; "
+            f"{path}: the name claims {count} shards, expected 1 to {MAX_SHARDS}; "
             "keep the names that llama-gguf-split gave"
         )
-    names = [f"{match['stem']}-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
-    shards = [path.with_name(name) for name in names]
+    _refuse_extra_shards(path.parent, stem, count)
+    shards = [path.with_name(f"{stem}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
     missing = [shard.name for shard in shards if not shard.exists()]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -93,11 +95,22 @@ def _find_shards(path: Path) -> list[Path]:
     return shards
 
 
+def _refuse_extra_shards(folder: Path, stem: str, count: int) -> None:
+    with storage_errors(folder):
+        names = sorted(os.listdir(folder))
+    for match in filter(None, map(_SHARD_NAME.fullmatch, names)):
+        is_of_set = match["stem"] == stem and int(match["count"]) == count
+        if is_of_set and not 1 <= int(match["number"]) <= count:
+            raise CheckpointError(
+                f"{folder / match[0]}: the name claims shard {int(match['number'])} of {count}, so this is not one whole "
+                "set; move it away if it is left over, or download the set again"
+            )
+
+
 def _only_model_in(folder: Path) -> Path:
     models: dict[str, Path] = {}
     for path in sorted(folder.glob("*.gguf")):
         match = _SHARD_NAME.fullmatch(path.name)
-        # the last shard: one beyond the count is not passed over
         models[f"{match['stem']}-of-{match['count']}" if match else path.name] = path
     if not models:
         raise UsageError(f"{folder}: no *.gguf in this folder")

@@ -91,6 +91,9 @@ class SafetensorsCheckpoint:
         # a lone file is taken with its folder's small files only when the folder is a model's
         if path.is_dir() or has_config:
             for name, small in _other_files(folder, folder, set(weights)):
+                if small.is_dir():
+                    left_out.append(name)
+                    continue
                 file = CheckpointFile.of(small, name)
                 if file.nbytes > MAX_KEPT_FILE_NBYTES or name.endswith(WEIGHT_ENDINGS):
                     left_out.append(name)
@@ -292,15 +295,22 @@ def _check_index(indexed: Sequence[str], tensors: Sequence[CheckpointTensor], fo
 
 
 def _other_files(folder: Path, root: Path, weights: set[str], depth: int = 0) -> Iterator[tuple[str, Path]]:
-    """Walk the regular files beside the weights, sorted; hidden folders, packs and linked folders are passed over."""
+    """Walk what is beside the weights, sorted: files, and folders that are not gone into, linked ones or too deep.
+
+    Hidden folders and packs are passed over.
+    """
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         path = Path(entry.path)
         name = path.relative_to(root).as_posix()
         if entry.is_dir(follow_symlinks=False):
             is_foreign = entry.name.startswith(".") or entry.name.endswith((".lmpack", ".partial"))
-            if not is_foreign and depth < _MAX_FOLDER_DEPTH:
+            if is_foreign:
+                continue
+            if depth < _MAX_FOLDER_DEPTH:
                 yield from _other_files(path, root, weights, depth + 1)
-        elif entry.is_file() and name not in weights:
+            else:
+                yield name, path
+        elif name not in weights:
             yield name, path
 
 
@@ -321,14 +331,27 @@ def _check_stays(path: Path, folder: Path, weights: Sequence[CheckpointFile]) ->
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    if CheckpointFile.of(path, path.name).nbytes > MAX_JSON_NBYTES:
+    file = CheckpointFile.of(path, path.name)
+    if file.nbytes > MAX_JSON_NBYTES:
         raise CheckpointError(f"{path}: is larger than {MAX_JSON_NBYTES} bytes; not a file of a checkpoint")
+    file.check_fetched()
+    raw = path.read_bytes()
+    if not raw.strip():
+        raise wrong_magic(path, b"", "JSON")
     try:
-        found = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: is not JSON ({error}); download it again") from error
+        found = json.loads(raw)
+    except json.JSONDecodeError as error:
+        at = f"line {error.lineno} column {error.colno}"
+        raise CheckpointError(
+            f"{path}: is not JSON at {at}, damaged or cut short; download it again"
+        ) from error
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # not UTF-8, a number of thousands of digits, nested too deeply
+        raise CheckpointError(f"{path}: is not JSON that can be read; download it again") from error
     if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: is not a JSON object")
+        raise CheckpointError(f"{path}: is not a JSON object; download it again")
     return found
 
 

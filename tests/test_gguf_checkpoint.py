@@ -171,13 +171,25 @@ def test_a_path_that_is_no_checkpoint_is_wrong_usage(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
-def test_a_shard_beyond_the_count_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [0, 4])
+def test_a_shard_beyond_the_count_is_refused(tmp_path: Path, number: int) -> None:
     paths = write_shards(tmp_path, THIRDS)
-    extra = tmp_path / "model-00004-of-00003.gguf"
+    extra = tmp_path / f"model-{number:05}-of-00003.gguf"
     extra.write_bytes(paths[2].read_bytes())
-    for path in (extra, tmp_path):
-        with pytest.raises(CheckpointError, match="the name claims shard 4 of 3"):
+    for path in (extra, tmp_path, *paths):
+        with pytest.raises(CheckpointError, match=f"{extra.name}: the name claims shard {number} of 3"):
             open_checkpoint(path)
+
+
+def test_a_set_of_another_count_beside_it_is_another_set(tmp_path: Path) -> None:
+    paths = write_shards(tmp_path, THIRDS)
+    halves = write_shards(tmp_path, [TENSORS[:5], TENSORS[5:]])
+    whole = tmp_path / "model.gguf"
+    whole.write_bytes(gguf_bytes(TENSORS, METADATA))
+    for path, number in [(paths[1], 3), (halves[1], 2), (whole, 1)]:
+        assert len(open_checkpoint(path).files) == number
+    with pytest.raises(UsageError, match="holds 3 models; name one"):
+        open_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["x" * 513, "two\nlines", "\x1b[31m"])

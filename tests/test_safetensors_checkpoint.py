@@ -156,8 +156,9 @@ def test_links_of_a_download_cache_are_followed_but_not_to_folders(tmp_path: Pat
     for path in blobs.iterdir():
         (tmp_path / "snapshot" / path.name).symlink_to(path)
     (tmp_path / "snapshot" / "elsewhere").symlink_to(blobs, target_is_directory=True)
-    names = [file.name for file in open_checkpoint(tmp_path / "snapshot").files]
-    assert sorted(names) == sorted(path.name for path in blobs.iterdir())
+    checkpoint = open_checkpoint(tmp_path / "snapshot")
+    assert sorted(file.name for file in checkpoint.files) == sorted(path.name for path in blobs.iterdir())
+    assert checkpoint.left_out == ("elsewhere",)
 
 
 def test_an_index_that_names_a_wrong_file_does_not_matter(tmp_path: Path) -> None:
