@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lmpack.byte_size import format_nbytes
+from lmpack.cli.budget_chart import BudgetChart, BudgetPoint
 from runtime.free_memory import peak_resident_nbytes
 from tests.memory_cgroup import NoCgroupError, memory_cgroup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 SHARES = (3 / 8, 1 / 2, 3 / 4)
 _TIMEOUT_S = 3600
@@ -249,6 +250,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=2, choices=(1, 2), help="cold, or cold and warm")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON document instead of tables")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw both engines' cold decoding")
     parser.add_argument("--child", nargs=2, metavar=("ENGINE", "LOAD"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -284,6 +286,28 @@ def main() -> None:
             print(describe(results[-1]), flush=True)
     if arguments.json:
         print(json.dumps({"budgets": results}, indent=1))
+    if arguments.plot:
+        chart(arguments.model.name, load, results).save(arguments.plot)
+
+
+def chart(name: str, load: Load, results: Sequence[dict[str, Any]]) -> BudgetChart:
+    """Both engines' cold decoding over the budgets."""
+    points = [
+        BudgetPoint(
+            result["limit_nbytes"],
+            ours["decode_tokens_per_s"],
+            0.0,
+            ours["hit_rate"],
+            theirs["decode_tokens_per_s"],
+        )
+        for result in sorted(results, key=lambda result: result["limit_nbytes"])
+        for ours, theirs in [(result["lmpack"]["passes"][0], result["llama.cpp"]["passes"][0])]
+    ]
+    how = (
+        f"{load.num_tokens} tokens after a prompt of {load.num_prompt_tokens}, {load.num_threads} threads, "
+        "each engine in a memory cgroup of the budget, from a cold start"
+    )
+    return BudgetChart(f"{name}: lmpack and llama.cpp", how, points, other="llama.cpp (mmap)")
 
 
 if __name__ == "__main__":

@@ -57,6 +57,15 @@ def test_a_dense_model_and_a_single_budget_have_a_chart_too() -> None:
     assert len(dots(drawn(BudgetPoint(GIB, 3.0, 0, None)))) == 1
 
 
+def test_a_compared_program_has_a_line_of_its_own_on_the_same_scale() -> None:
+    points = [BudgetPoint(GIB, 8.0, 0, None, 2.0), BudgetPoint(2 * GIB, 10.0, 0, None, 10.0)]
+    chart = ElementTree.fromstring(BudgetChart("m", "how", points, other="another engine").draw())
+    (x0, two), (x1, their_ten), (_, eight), (_, our_ten) = dots(chart)
+    assert (their_ten, x0 < x1) == (our_ten, True)
+    assert (two - our_ten) / (eight - our_ten) == pytest.approx(4, abs=0.05)
+    assert {"another engine", "8", "2"} <= set(texts(chart))
+
+
 def test_names_cannot_break_the_picture() -> None:
     assert "<&>.lmpack" in texts(drawn(BudgetPoint(GIB, 3.0, 0, None), title="<&>.lmpack"))
 

@@ -22,26 +22,33 @@ LEFT, RIGHT = 64, 680  # the panels' edges
 SPEED_TOP, SPEED_BOTTOM = 100, 280
 HITS_TOP, HITS_BOTTOM = 334, 438
 MIN_LABEL_GAP = 60  # between two budgets that are both labelled
+LABEL_HEIGHT = 24  # of a dot with the label above it
 INK, QUIET, GRID, SPEED_COLOR, HITS_COLOR = "#24292f", "#6e7781", "#d8dee4", "#0969da", "#bc4c00"
+OTHER_COLOR = "#57606a"
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetPoint:
-    """What was measured at one budget; the hit rate is None for a dense model."""
+    """What was measured at one budget; the hit rate is None for a dense model.
+
+    `other_tokens_per_s` is of the program that is compared, if there is one.
+    """
 
     ram_nbytes: int
     tokens_per_s: float
     stdev: float
     hit_rate: float | None
+    other_tokens_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetChart:
-    """Points by ascending budget, at least one."""
+    """Points by ascending budget, at least one; `other` names the program that is compared."""
 
     title: str
     subtitle: str
     points: Sequence[BudgetPoint]
+    other: str = ""
 
     def save(self, path: Path) -> None:
         """Write the SVG; a file that is there already is replaced when the new one is whole."""
@@ -76,7 +83,9 @@ class BudgetChart:
         return "\n".join([*lines, "</svg>\n"])
 
     def _draw_speed(self, xs: Sequence[float]) -> list[str]:
-        step, most = _nice_steps(max(point.tokens_per_s + point.stdev for point in self.points))
+        step, most = _nice_steps(
+            max(max(point.tokens_per_s + point.stdev, point.other_tokens_per_s or 0) for point in self.points)
+        )
 
         def height(rate: float) -> float:
             return SPEED_BOTTOM - rate / most * (SPEED_BOTTOM - SPEED_TOP)
@@ -96,11 +105,18 @@ class BudgetChart:
             (x, height(point.tokens_per_s), f"{point.tokens_per_s:.3g}")
             for x, point in zip(xs, self.points, strict=True)
         ]
+        others = [
+            (x, height(point.other_tokens_per_s), f"{point.other_tokens_per_s:.2g}")
+            for x, point in zip(xs, self.points, strict=True)
+            if point.other_tokens_per_s is not None
+        ]
         return [
-            _text(LEFT, SPEED_TOP - 16, "tokens per second", SPEED_COLOR),
+            _text(LEFT, SPEED_TOP - 16, "tokens per second" + (", lmpack" if others else ""), SPEED_COLOR),
+            *([_text(RIGHT, SPEED_TOP - 16, self.other, OTHER_COLOR, anchor="end")] if others else []),
             *_grid((height(tick), f"{tick:g}") for tick in ticks),
             *spreads,
-            *_series(places, SPEED_COLOR),
+            *_series(others, OTHER_COLOR, beside=places),
+            *_series(places, SPEED_COLOR, beside=others),
         ]
 
     def _draw_hits(self, xs: Sequence[float]) -> list[str]:
@@ -141,13 +157,18 @@ def _grid(ticks: Iterable[tuple[float, str]]) -> Iterator[str]:
         yield _text(LEFT - 8, y + 4, label, QUIET, anchor="end")
 
 
-def _series(places: Sequence[tuple[float, float, str]], color: str) -> Iterator[str]:
-    """A line through dots with their values above them."""
+def _series(
+    places: Sequence[tuple[float, float, str]], color: str, *, beside: Sequence[tuple[float, float, str]] = ()
+) -> Iterator[str]:
+    """A line through dots with their values above them, or below where a dot `beside` is just above."""
+    if not places:
+        return
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in places)
     yield f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>'
     for x, y, label in places:
+        is_below = any(x == other_x and 0 <= y - other_y < LABEL_HEIGHT for other_x, other_y, _ in beside)
         yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}"/>'
-        yield _text(x, y - 9, label, color, anchor="middle")
+        yield _text(x, y + (19 if is_below else -9), label, color, anchor="middle")
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, color: str) -> str:
@@ -155,7 +176,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, color: str) -> str:
 
 
 def _text(x: float, y: float, text: str, color: str, *, size: int = 12, anchor: str = "start") -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" fill="{color}" font-size="{size}" text-anchor="{anchor}" '
-        f'stroke="white" stroke-width="4" paint-order="stroke">{escape(text)}</text>'
-    )
+    """Words in front of a white halo: two elements, since not every program knows `paint-order`."""
+    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
+    halo = f'<text {place} stroke="white" stroke-width="4" fill="white">{escape(text)}</text>'
+    return f'{halo}<text {place} fill="{color}">{escape(text)}</text>'
