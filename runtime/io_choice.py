@@ -1,4 +1,8 @@
-"""Which store reads a pack, and with how many reads in flight: asked for, or measured once for each drive."""
+"""Which store reads a pack, and with how many reads in flight: asked for, or measured once for each drive.
+
+Where all experts fit, none is ever let go and a drive's rate matters only once: what counts then is that the kernel
+keeps them for the next run, and that memory of our own need not be provided first.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,6 @@ from runtime.direct_store import DirectStore
 from runtime.drive_memory import recall_rates, remember_rates
 from runtime.expert_readers import NUM_READERS, ExpertReaders, Read
 from runtime.mmap_store import MmapStore
-from runtime.page_cache import cached_share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,8 +60,8 @@ def choose_io(name: str, pack: Pack, budget: MemoryBudget, *, anew: bool = False
         return IoChoice("direct", NUM_READERS, "an expert's parts lie apart")
     if sum(layout.nbytes for layout in budget.layouts) < _SMALLEST_NBYTES:
         return IoChoice("direct", NUM_READERS, f"below {format_nbytes(_SMALLEST_NBYTES)} it is not measured")
-    if budget.resident_share == 1.0 and cached_share(pack) > 0.5:
-        return IoChoice("mmap", NUM_READERS, "most of it is in the page cache, and all of it fits")
+    if budget.resident_share == 1.0:
+        return IoChoice("mmap", NUM_READERS, "all of it fits, and the page cache keeps it for the next run")
     expert_nbytes = max(layout.stride for layout in budget.layouts)
     damage = ""
     try:

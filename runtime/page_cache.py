@@ -5,20 +5,15 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import random
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lmpack.errors import StorageError
-from lmpack.expert_key import ExpertKey
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lmpack.pack import Pack
-
-_SAMPLE = 256
 _CACHESTAT = 451  # on every architecture
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -42,20 +37,6 @@ def cached_nbytes(path: Path, offset: int = 0, nbytes: int | None = None) -> int
             os.close(descriptor)
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror or error}") from error
-
-
-def cached_share(pack: Pack) -> float:
-    """Share of the experts' bytes that is known to be in the page cache, by a sample where there are many."""
-    keys = [
-        ExpertKey(entry.layer, expert)
-        for entry in pack.manifest.layers
-        for expert in range(entry.num_experts)
-    ]
-    sample = random.Random(0).sample(keys, min(_SAMPLE, len(keys)))
-    extents = [extent for key in sample for extent in pack.expert_extents(key)]
-    nbytes = sum(extent.nbytes for extent in extents)
-    cached = sum(cached_nbytes(extent.path, extent.offset, extent.nbytes) or 0 for extent in extents)
-    return cached / nbytes if nbytes else 0.0
 
 
 def is_wholly_cached(descriptor: int, nbytes: int, offset: int = 0) -> bool:

@@ -11,8 +11,7 @@ from lmpack.errors import UsageError
 from runtime import io_choice
 from runtime.drive_memory import drive_id, drive_memory_file, recall_rates, remember_rates
 from runtime.io_choice import DEPTHS, choose_io, fastest, measure_stores
-from tests.expert_packs import SMALL, all_keys, budget_with_slots, write_expert_pack
-from tests.page_cache import forget
+from tests.expert_packs import SMALL, budget_with_slots, write_expert_pack
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,12 +74,10 @@ def test_both_stores_are_measured_at_every_depth(pack: Pack) -> None:
     assert all(rate > 0 for by_depth in rates.values() for rate in by_depth.values())
 
 
-def test_what_is_in_the_page_cache_already_is_mapped_when_all_of_it_fits(pack: Pack) -> None:
-    forget([pack.expert_path(key) for key in all_keys(pack)])
-    assert choose_io("auto", pack, budget_with_slots(pack.manifest)).reason.startswith("measured")
-    for key in all_keys(pack):
-        pack.read_expert(key)
+def test_where_all_of_it_fits_the_page_cache_keeps_it(pack: Pack, cache_home: Path) -> None:
     assert choose_io("auto", pack, budget_with_slots(pack.manifest)).store == "mmap"
+    assert not cache_home.exists()  # nothing to measure
+    assert choose_io("auto", pack, budget_with_slots(pack.manifest, 63)).reason.startswith("measured now: ")
 
 
 def test_a_small_pack_is_not_measured(pack: Pack, cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from runtime.page_cache import cached_nbytes, cached_share, is_wholly_cached
-from tests.expert_packs import all_keys, write_expert_pack
+from runtime.page_cache import cached_nbytes, is_wholly_cached
 from tests.page_cache import forget
 
 if TYPE_CHECKING:
@@ -68,13 +67,3 @@ def test_it_agrees_with_fincore(cold_file: Path) -> None:
     command = [fincore, "--bytes", "--noheadings", "--output", "RES", str(cold_file)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert cached_nbytes(cold_file) == int(done.stdout)
-
-
-def test_the_share_of_a_pack_is_of_its_experts_bytes(tmp_path: Path) -> None:
-    pack = write_expert_pack(tmp_path / "experts.lmpack")
-    keys = all_keys(pack)
-    forget(pack.expert_path(key) for key in keys)
-    assert cached_share(pack) == 0.0
-    for key in keys:
-        pack.read_expert(key)
-    assert cached_share(pack) == 1.0

@@ -67,7 +67,7 @@ def command(path: Path, as_json: bool) -> None:
 
     Reads of 4 KiB, of one expert and of 8 MiB, one and eight at a time, past the page cache and through it. Where
     the files there are too few or too small, a file of 512 MiB is written beside them and removed afterwards.
-    For a pack, the choice of --io auto is measured anew and remembered.
+    For a pack that does not fit, the choice of --io auto is measured anew and remembered.
     """
     from lmpack.pack import Pack
     from runtime.drive_memory import device_name
