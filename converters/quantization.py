@@ -64,7 +64,7 @@ class Quantization:
                     f"--quantize {rule}: expected experts, shared, experts:LAYER:ROLE or shared:NAME before the =, "
                     "with * and ? as in file names"
                 )
-            rules += [(pattern, dtype)] if has_pattern else [(alias, dtype) for alias in _ALIASES.values()]
+            rules.append((pattern if has_pattern else "*", dtype))
         return cls(tuple(rules), imatrix)
 
     def dtype_of(self, name: str) -> str | None:
@@ -75,18 +75,26 @@ class Quantization:
     def plan(self, plan: ConversionPlan, where: str) -> QuantizationPlan:
         """Say for each tensor of a conversion what becomes of it.
 
-        Raises UsageError for a rule that fits no tensor, UnsupportedError for a tensor that cannot be converted so.
+        Raises UsageError for a rule that fits no tensor and for rules that together change none, UnsupportedError for a
+        tensor that cannot be converted so.
         """
         quantizer = load_quantizer()
         tensors: dict[str, TensorConversion] = {}
         candidates = list(_candidates(plan))
         for pattern, _ in self.rules:
-            if pattern not in _ALIASES.values() and not any(fnmatchcase(c.name, pattern) for c in candidates):
-                raise UsageError(f"--quantize {pattern}: {where} has no matrix of this name")
+            if not any(fnmatchcase(candidate.name, pattern) for candidate in candidates):
+                raise UsageError(
+                    f"--quantize {pattern}: {where} has no matrix of this name that can be quantized; leave the rule out"
+                )
         for candidate in candidates:
             dtype = self.dtype_of(candidate.name)
             if dtype is not None and dtype != candidate.source_dtype:
                 tensors[candidate.name] = self._conversion(candidate, dtype, quantizer)
+        if not tensors:
+            raise UsageError(
+                f"--quantize: changes nothing in {where}, whose matrices have the wanted types already or are kept; leave "
+                "it out, or name other types"
+            )
         return QuantizationPlan(plan, tensors, self.imatrix.sha256 if self.imatrix else "", quantizer.version)
 
     def _conversion(self, candidate: _Candidate, dtype: str, quantizer: Quantizer) -> TensorConversion:

@@ -21,23 +21,26 @@ from converters.source_map import SourceMap, SourcePiece
 from lmpack.compression import compress_tensors
 from lmpack.drive import alone_in, check_space, read_into, storage_errors, sync_path, write_from
 from lmpack.dtype import dtype_nbytes
-from lmpack.errors import CheckpointError, PackError, StorageError
-from lmpack.manifest import MANIFEST_FILE
+from lmpack.errors import CheckpointError, PackError, StorageError, UsageError
+from lmpack.manifest import MANIFEST_FILE, SHARED_FILE
 from lmpack.pack import read_manifest
-from lmpack.pack_files import Problem, expected_files
+from lmpack.pack_files import Problem, expected_files, folders_of
 from lmpack.validation import FileRange, ValidationReport, check_files, file_ranges, validate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from converters.byte_origin import ByteOrigin
     from converters.importance_matrix import ImportanceMatrix
     from converters.source_map import RangeContents
     from lmpack.manifest import Manifest
+    from lmpack.pack_files import ExpectedFile
 
 UNFINISHED_FILE = "unfinished.repair"
 """Where the pack has a file that is not good yet."""
 READ_NBYTES = 8 << 20
+NUM_COMPARED = 3
+"""Good experts that an origin is compared in when it has other bytes for a bad one: fine-tuning changes most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ def repair(
         )
     repaired: list[str] = []
     failed: list[Problem] = []
+    tried = False
     with alone_in(folder, "another repair of it is running; wait for it"):
         (folder / UNFINISHED_FILE).unlink(missing_ok=True)  # of a repair that was killed
         if any(problem.file == MANIFEST_FILE for problem in problems):
@@ -81,14 +85,18 @@ def repair(
             manifest = read_manifest(folder)
         expected = expected_files(manifest)
         keys = {problem.file: problem.key for problem in problems if problem.file in expected}
+        failed += _beyond_repair(problems, expected)
         repairing = _Repairing(folder, manifest, origin, imatrix)
         for file, key in keys.items():
             try:
                 repairing.rebuild(file)
                 repaired.append(file)
             except (PackError, CheckpointError) as error:
-                if not repaired and not failed:  # nothing has shown yet that the origin is the right one
+                if not repaired and not tried:  # nothing has shown yet that the origin is the right one
                     _refuse_stranger(origin, manifest, folder)
+                    if isinstance(error, _OtherBytesError):
+                        repairing.refuse_other_weights(keys)
+                tried = True
                 failed.append(Problem(file, key, str(error)))
     return RepairReport(tuple(repaired), tuple(failed), validate(folder, jobs=jobs, progress=progress))
 
@@ -98,6 +106,23 @@ def _refuse_stranger(origin: ByteOrigin, manifest: Manifest, folder: Path) -> No
         refuse_other_pack(origin, manifest, folder)
     else:
         refuse_other_checkpoint(origin, manifest.source, folder)
+
+
+def _beyond_repair(problems: Iterable[Problem], expected: Mapping[str, ExpectedFile]) -> Iterator[Problem]:
+    """Yield what no origin can help with, once each: the files of a checkpoint, and what is in place of a folder."""
+    folders = {folder for file in expected for folder in folders_of(file)}
+    for file in dict.fromkeys(problem.file for problem in problems):
+        if file in folders:
+            yield Problem(
+                file, None, "is a link or a file, a folder is needed here; move it away, then repair again"
+            )
+        elif os.path.isabs(file):  # of a reference pack
+            why = "is of the checkpoint, and a repair writes only to the pack; put back the file that was converted"
+            yield Problem(file, None, f"{why} (lmpack export gives it, from a pack with weights)")
+
+
+class _OtherBytesError(PackError):
+    """The origin has something else where the bytes of a pack should come from."""
 
 
 class _Repairing:
@@ -128,9 +153,34 @@ class _Repairing:
             for item in self._ranges.get(file, ()):
                 self._fill(item, descriptor)
 
+    def refuse_other_weights(self, bad: Collection[str]) -> None:
+        """Raise UsageError when the origin has other bytes for what is good in the pack as well."""
+        ranges = [
+            item for file, items in self._ranges.items() if file not in bad for item in items if item.nbytes
+        ]
+        good = [item for item in ranges if item.key] or [item for item in ranges if item.file == SHARED_FILE]
+        found = ""
+        for item in good[:: max(1, len(good) // NUM_COMPARED)][:NUM_COMPARED]:
+            try:
+                with storage_errors(self._folder), TemporaryFile(dir=self._folder) as unused:
+                    self._fetch(item, unused.fileno())
+            except _OtherBytesError as error:
+                found = f"expert {item.key}: {error}" if item.key else str(error)
+            except (PackError, CheckpointError):
+                return
+            else:
+                return
+        if found:
+            raise UsageError(
+                f"{self._origin.name}: is not what {self._folder} was made from, good files differ from it as well: {found}"
+            )
+
     def _fill(self, item: FileRange, descriptor: int) -> None:
-        if len(self._ranges[item.file]) > 1 and self._keep(item, descriptor):
-            return
+        if len(self._ranges[item.file]) == 1 or not self._keep(item, descriptor):
+            self._fetch(item, descriptor)
+
+    def _fetch(self, item: FileRange, descriptor: int) -> None:
+        """Write a range as the origin has it; raises _OtherBytesError when that is not what the manifest wants."""
         if self._origin.is_pack or item.restored is None:
             pieces = _whole(item) if self._origin.is_pack else self._source_map.contents(item).pieces
             digest = self._copy(pieces, item.nbytes, self._origin.read, descriptor, item.offset)
@@ -166,9 +216,11 @@ class _Repairing:
         differs = f"sha256 {digest[:12]}…, the manifest says {sha256[:12]}…"
         versions = {piece.conversion.quantizer.version for piece in pieces if piece.conversion is not None}
         if not versions:
-            raise PackError(f"{item.name}{self._origin.name} has other bytes: {differs}")
+            raise _OtherBytesError(
+                f"{item.name}{self._origin.name} has other bytes: {differs}; name another copy of the pack, or of the checkpoint"
+            )
         written = {entry.library_version for entry in self._manifest.converted}
-        raise PackError(
+        raise _OtherBytesError(
             f"{item.name}{self._origin.name} gives other bytes: {differs}. It is another checkpoint, or ggml "
             f"{' '.join(versions)} quantizes otherwise than {' '.join(written)}, which the pack was made with: install "
             "that, or name another copy of the pack"

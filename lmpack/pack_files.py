@@ -55,6 +55,12 @@ def expected_files(manifest: Manifest) -> dict[str, ExpectedFile]:
     return files | kept
 
 
+def folders_of(file: str) -> list[str]:
+    """Return the folders on the way to a file of a pack, the outermost first."""
+    *folders, _ = file.split("/")
+    return ["/".join(folders[: depth + 1]) for depth in range(len(folders))]
+
+
 SPECIAL = -1  # in place of a size: a symbolic link, a device, a pipe; a pack has none
 FOLDER = -2
 
@@ -79,11 +85,22 @@ def found_files(path: Path) -> dict[str, int]:
 
 
 def wrong_files(expected: Mapping[str, ExpectedFile], found: Mapping[str, int]) -> Iterator[Problem]:
-    """Yield what the manifest names and the folder lacks, or has with another size or kind."""
+    """Yield what the manifest names and the folder lacks, or has with another size or kind.
+
+    What is in the place of a folder is one problem, whatever should be in there.
+    """
+    told: set[str] = set()
     for file, wanted in expected.items():
         nbytes = found.get(file)
         if nbytes is None:
-            yield Problem(file, wanted.key, f"missing, expected {wanted.nbytes} bytes")
+            no_folder = next((at for at in folders_of(file) if found.get(at, FOLDER) != FOLDER), None)
+            if no_folder is None:
+                yield Problem(file, wanted.key, f"missing, expected {wanted.nbytes} bytes")
+            elif no_folder not in told:
+                told.add(no_folder)
+                advice = "a pack holds no links: move it away, and copy what it points to"
+                is_link = found[no_folder] == SPECIAL
+                yield Problem(no_folder, None, f"not a folder; {advice if is_link else 'move it away'}")
         elif nbytes == FOLDER:
             yield Problem(file, wanted.key, "a folder, expected a file; delete it")
         elif nbytes < 0:
@@ -98,7 +115,8 @@ def wrong_files(expected: Mapping[str, ExpectedFile], found: Mapping[str, int]) 
 def extra_files(expected: Mapping[str, ExpectedFile], found: Mapping[str, int]) -> Iterator[Problem]:
     """Yield what the folder has and the manifest does not name; files and folders below profiles/ are welcome."""
     occupied = {name.rpartition("/")[0] for name in found}
-    for file in sorted(found.keys() - expected.keys() - occupied - {MANIFEST_FILE}):
+    needed = {folder for file in expected for folder in folders_of(file)}
+    for file in sorted(found.keys() - expected.keys() - occupied - needed - {MANIFEST_FILE}):
         what = "an empty folder" if found[file] == FOLDER else "not in the manifest"
         if not f"{file}/".startswith(PROFILES_FOLDER) or found[file] == SPECIAL:
             yield Problem(_printable(file), None, f"{what}; move it out of the pack, or delete it")

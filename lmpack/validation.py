@@ -20,7 +20,15 @@ from lmpack.expert_key import ExpertKey
 from lmpack.jobs import reading_jobs
 from lmpack.manifest import MANIFEST_FILE, SHARED_FILE
 from lmpack.pack import map_file, read_manifest
-from lmpack.pack_files import Problem, expected_files, extra_files, found_files, open_regular, wrong_files
+from lmpack.pack_files import (
+    Problem,
+    expected_files,
+    extra_files,
+    folders_of,
+    found_files,
+    open_regular,
+    wrong_files,
+)
 from lmpack.reference_check import check_reference
 
 if TYPE_CHECKING:
@@ -123,15 +131,16 @@ def check_files(
     found = found_files(folder)
     problems = list(wrong_files(expected, found))
     nbytes = 0
+    wrong = {problem.file for problem in problems}
+    bad = {file for file in expected if wrong and not wrong.isdisjoint([file, *folders_of(file)])}
     if not quick:
-        bad = {problem.file for problem in problems}
         ranges = [item for item in file_ranges(manifest) if item.file not in bad]
         checker = _Checker(folder, manifest, progress)
         with ThreadPoolExecutor(reading_jobs(jobs)) as pool:
             problems += filter(None, pool.map(checker.check, ranges))
         nbytes = sum(item.end - item.offset for item in ranges)
     if manifest.is_reference:
-        bad = {problem.file for problem in problems}
+        bad |= {problem.file for problem in problems}
         more, more_nbytes = check_reference(folder, manifest, bad, quick=quick, jobs=jobs, progress=progress)
         problems, nbytes = [*problems, *more], nbytes + more_nbytes
     problems += extra_files(expected, found)

@@ -198,6 +198,17 @@ REFUSALS: dict[str, tuple[str, type[Exception], str]] = {
         UsageError,
         "experts:7:up: .* has no matrix of this name",
     ),
+    "names of which one fits nothing": (
+        "experts=q8_0,shared:none*=q8_0",
+        UsageError,
+        "shared:none.*: .* has no matrix of this name",
+    ),
+    "the type that is there": (
+        "experts=bf16",
+        UsageError,
+        "changes nothing in .*; leave it out, or name other",
+    ),
+    "nothing but what is kept": ("keep", UsageError, "changes nothing in"),
     "a norm": ("shared:output_norm.weight=q8_0", UsageError, "has no matrix of this name"),
     "rows that are too short": (
         "experts:*:up=q4_K",

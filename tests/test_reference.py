@@ -324,11 +324,38 @@ def test_a_changed_source_is_not_repaired(gguf: tuple[Path, Pack, Pack]) -> None
     os.truncate(src, src.stat().st_size - 1)
     changed = sources_of(src)
     report = repair(reference.path, open_local_origin(plain.path, None), validate(reference.path).problems)
-    assert (report.repaired, report.failed) == ((), ())
+    assert report.repaired == ()
+    (failure,) = report.failed
+    assert str(failure).startswith(
+        f"{src}: is of the checkpoint, and a repair writes only to the pack; put back"
+    )
     (problem,) = report.validation.problems
     assert str(src) in problem.file
     assert re.search(AGAIN, problem.message)
     assert sources_of(src) == changed
+
+
+def test_a_damaged_source_is_said_once_not_to_be_repaired(
+    gguf: tuple[Path, Pack, Pack], capsys: pytest.CaptureFixture[str]
+) -> None:
+    src, plain, reference = gguf
+    for at in (-10, src.stat().st_size // 2):
+        flip(src, at % src.stat().st_size)
+    for as_json in (False, True):
+        args = [
+            "validate",
+            str(reference.path),
+            "--repair",
+            str(plain.path),
+            *(["--json"] if as_json else []),
+        ]
+        assert run(args) == 1
+        out = capsys.readouterr().out
+        if as_json:
+            (failure,) = json.loads(out)["not_repaired"]
+            assert failure["file"] == str(src)
+        else:
+            assert out.count("not repaired: ") == 1
 
 
 def test_the_commands_take_it(
