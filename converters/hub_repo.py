@@ -104,8 +104,12 @@ class HubRepo:
 
 
 def split_model_name(name: str) -> tuple[str, str | None]:
-    """Return the parts of REPO:NAME; the second is None when there is no colon."""
-    repo_id, _, wanted = name.removeprefix("hf://").partition(":")
+    """Return the parts of REPO:NAME; the second is None when there is no colon. Raises UsageError for an empty NAME."""
+    repo_id, colon, wanted = name.removeprefix("hf://").partition(":")
+    if colon and not wanted.strip():
+        raise UsageError(
+            f"{name!r:.120}: no model is named after the colon; name one, or leave the colon out"
+        )
     return repo_id, wanted or None
 
 

@@ -72,6 +72,27 @@ def test_what_is_called_a_pack_is_checked_to_be_one(name: str) -> None:
     assert all(isinstance(param.type, PackPath) for param in packs)
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_option_that_is_given_has_a_value(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    may_be_empty = {"-p", "--prompt", "--system"}  # a text
+    for option in command_named(name).params:
+        if isinstance(option, click.Option) and not option.is_flag and may_be_empty.isdisjoint(option.opts):
+            assert run([name, option.opts[-1], ""]) == 2
+            (line,) = capsys.readouterr().err.splitlines()
+            assert option.opts[-1] in line
+
+
+@pytest.mark.parametrize("long", ["x" * 300, f"{'x' * 300}/y", "y/" * 3000], ids=["name", "folder", "path"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_path_that_is_too_long_is_called_that(name: str, long: str) -> None:
+    for param in command_named(name).params:
+        if isinstance(param.type, click.Path):
+            with pytest.raises(
+                click.BadParameter, match="the name is too long for this file system; choose a"
+            ):
+                param.type.convert(long, param, None)
+
+
 def test_the_list_of_commands_shows_each_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     shown = capsys.readouterr().out

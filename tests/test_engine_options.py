@@ -24,8 +24,8 @@ MIB = 1 << 20
 
 
 def told(pack: Path, *options: str) -> str:
-    """What a run of no tokens says on stderr."""
-    result = CliRunner().invoke(run.command, [str(pack), "-p", "x", "-n", "0", *options])
+    """What a run of one token says on stderr."""
+    result = CliRunner().invoke(run.command, [str(pack), "-p", "x", "-n", "1", *options])
     assert result.exit_code == 0
     return result.stderr
 

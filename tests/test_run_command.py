@@ -95,7 +95,7 @@ def test_the_prompt_can_come_from_standard_input_or_a_pipe(demo_pack: Path) -> N
 def test_line_ends_of_a_prompt_file_stay_as_they_are(demo_pack: Path, tmp_path: Path) -> None:
     prompt = tmp_path / "prompt.txt"
     prompt.write_bytes(b"one\r\ntwo\r\n")
-    asked = ("-n", "0", "--json")
+    asked = ("-n", "1", "--json")
     from_file = json.loads(invoke(run.command, str(demo_pack), "-f", str(prompt), *asked).stdout)
     typed = json.loads(invoke(run.command, str(demo_pack), "-p", "one\r\ntwo\r\n", *asked).stdout)
     assert from_file["prompt_token_ids"] == typed["prompt_token_ids"]

@@ -9,9 +9,10 @@ import click
 
 from lmpack.alignment import DEFAULT_PAGE_SIZE
 from lmpack.byte_size import format_nbytes, parse_byte_size
-from lmpack.cli.path_argument import ModelPath, NewPath
+from lmpack.cli.path_argument import ExistingPath, ModelPath, NewPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import echo_incomplete, print_json, told_when_interrupted
+from lmpack.cli.text_input import Word
 from lmpack.errors import UsageError
 from lmpack.jobs import MAX_JOBS
 from lmpack.plural import counted
@@ -37,7 +38,11 @@ if TYPE_CHECKING:
 @click.argument("src", type=ModelPath())
 @click.argument("dst", type=NewPath())
 @click.option(
-    "--page-size", default=str(DEFAULT_PAGE_SIZE), show_default=True, help="Expert files are multiples of it."
+    "--page-size",
+    type=Word(),
+    default=str(DEFAULT_PAGE_SIZE),
+    show_default=True,
+    help="Expert files are multiples of it.",
 )
 @click.option(
     "--jobs", type=click.IntRange(1, MAX_JOBS), help="Writing threads [default: one per core, 2 to 8]."
@@ -56,13 +61,14 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--quantize",
+    type=Word(),
     metavar="[NAMES=]TYPE,...",
     help="Give matrices of F32, F16 or BF16 another type. NAMES is experts, shared, experts:LAYER:ROLE or "
     "shared:NAME, with * and ?; the last rule that fits counts, and TYPE may be keep.",
 )
 @click.option(
     "--imatrix",
-    type=click.Path(exists=True, dir_okay=False),
+    type=ExistingPath(dir_okay=False),
     help="Importance matrix for --quantize, by llama-imatrix.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")

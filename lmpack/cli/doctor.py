@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lmpack.byte_size import format_nbytes
+from lmpack.cli.path_argument import ExistingPath
 from lmpack.cli.report import one_line, print_json
 from lmpack.drive import check_space, storage_errors
 from lmpack.errors import BudgetError, ManifestError, StorageError, UnsupportedError
@@ -58,9 +59,7 @@ _SCRATCH_NBYTES = 512 << 20
   lmpack doctor qwen3.lmpack --json
 """
 )
-@click.argument(
-    "path", metavar="PACK_OR_FOLDER", type=click.Path(exists=True, file_okay=False, path_type=Path)
-)
+@click.argument("path", metavar="PACK_OR_FOLDER", type=ExistingPath(file_okay=False, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def command(path: Path, as_json: bool) -> None:
     """Measure the drive that PACK_OR_FOLDER is on, and say what a run would do with it.

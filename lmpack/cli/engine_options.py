@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmpack.byte_size import format_nbytes, parse_byte_size
+from lmpack.cli.text_input import Word
 from lmpack.errors import BudgetError, UsageError
 from lmpack.plural import counted
 
@@ -125,9 +126,10 @@ def engine_options_with(
 
 
 def _add_options(ram: str, context: str, command: Callable[..., Any]) -> Callable[..., Any]:
-    @click.option("--ram", metavar="SIZE", help=ram)
+    @click.option("--ram", type=Word(), metavar="SIZE", help=ram)
     @click.option(
         "--device",
+        type=Word(),
         metavar="cpu|cuda",
         default="cpu",
         show_default=True,
@@ -135,6 +137,7 @@ def _add_options(ram: str, context: str, command: Callable[..., Any]) -> Callabl
     )
     @click.option(
         "--vram",
+        type=Word(),
         metavar="SIZE",
         help="Limit on the GPU's memory, CUDA's own context aside; --ram then limits what lies between it and the "
         "drive. Default: 90% of what is free there.",
@@ -171,18 +174,21 @@ def _add_options(ram: str, context: str, command: Callable[..., Any]) -> Callabl
     )
     @click.option(
         "--policy",
+        type=Word(),
         metavar="NAME",
         help="Which expert goes for another: lru, lfu, slru, lrfu or s3fifo, with layer+ for a share per layer, "
         "with pin+ to keep the most used of --warm. Default: layer+lrfu.",
     )
     @click.option(
         "--warm",
+        type=Word(),
         metavar="PROFILE|last",
         help="Start with a profile's most used experts in memory, or with those the last session ended with "
         "(and keep this one's for the next).",
     )
     @click.option(
         "--prefetch",
+        type=Word(),
         metavar="off|router|profile:FILE",
         help="Begin to read what the next layer may need: what its router says one layer early, or what followed in "
         "a profile. Default: off.",

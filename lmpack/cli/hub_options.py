@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from lmpack.cli.path_argument import ModelPath
+from lmpack.cli.text_input import Word
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +21,7 @@ def token_option(command: F) -> F:
     """Add --token."""
     return click.option(
         "--token",
+        type=Word(),
         metavar="TOKEN",
         help="Access token. Better in HF_TOKEN or by `hf auth login`: others may see a command line.",
     )(command)
@@ -27,16 +29,16 @@ def token_option(command: F) -> F:
 
 def revision_option(command: F) -> F:
     """Add --revision."""
-    return click.option("--revision", default="main", show_default=True, help="A branch, tag or commit.")(
-        command
-    )
+    return click.option(
+        "--revision", type=Word(), default="main", show_default=True, help="A branch, tag or commit."
+    )(command)
 
 
 class ModelPathOrRepo(ModelPath):
     """A pack or checkpoint on this machine, else the name of a repository: OWNER/NAME, OWNER/NAME:MODEL."""
 
     name = "path or repository"
-    _REPO = re.compile(r"(hf://)?[\w.-]+/[\w.-]+(:[^:]+)?", re.ASCII)
+    _REPO = re.compile(r"(hf://)?[\w.-]{1,96}/[\w.-]{1,96}(:[^:]+)?", re.ASCII)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return what was given; is_repo() tells which of the two it is."""

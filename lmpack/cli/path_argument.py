@@ -10,23 +10,35 @@ from typing import Any
 
 import click
 
+from lmpack.drive import advice
 from lmpack.manifest import MANIFEST_FILE
 
 _SHARD_NUMBER = re.compile(r"-\d{5}-of-\d{5}$")
 
 
-class ModelPath(click.Path):
+class ExistingPath(click.Path):
+    """What is there; a name that the system cannot even look for is told from one that nothing has."""
+
+    def __init__(self, **kinds: Any) -> None:
+        super().__init__(exists=True, **kinds)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path, of the type that was asked for."""
+        try:
+            os.stat(value)
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # super() says so, or takes - as standard input
+        except OSError as error:
+            self.fail(f"{os.fsdecode(value)}: {advice(error)}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class ModelPath(ExistingPath):
     """A pack, or a checkpoint that could become one; what it holds is for the command to find out."""
 
-    def __init__(self) -> None:
-        super().__init__(exists=True)
 
-
-class PackPath(click.Path):
+class PackPath(ExistingPath):
     """A pack's folder; a checkpoint is refused with the command that makes a pack of it."""
-
-    def __init__(self) -> None:
-        super().__init__(exists=True)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path as text; whether the pack is sound is found out by opening it."""
@@ -56,6 +68,12 @@ class NewPath(click.Path):
         """Return the path, of the type that was asked for, below folders that exist or can be made."""
         if not os.fspath(value):
             self.fail("it is empty; name what is to be written", param, ctx)
+        try:
+            os.lstat(value)
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            pass
+        except OSError as error:
+            self.fail(f"{os.fsdecode(value)}: {advice(error)}", param, ctx)
         for folder in reversed(Path(value).absolute().parents):
             if folder.exists() and not folder.is_dir():
                 self.fail(f"{os.fspath(value)}: {folder} is a file, not a folder", param, ctx)

@@ -30,7 +30,7 @@ import click
 from lmpack.byte_size import format_nbytes
 from lmpack.cli.engine_options import EngineOptions, engine_options
 from lmpack.cli.output_file import check_output
-from lmpack.cli.path_argument import NewPath, PackPath
+from lmpack.cli.path_argument import ExistingPath, NewPath, PackPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import print_json
 from lmpack.errors import LmpackError, UsageError
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 @click.option(
     "--prompts",
     "prompt_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=ExistingPath(dir_okay=False, path_type=Path),
     required=True,
     metavar="FILE",
     help='.txt: one prompt a line; .jsonl: {"prompt": ...} or {"messages": [...]}.',

@@ -13,6 +13,7 @@ from lmpack.cli.hub_options import revision_option, token_option
 from lmpack.cli.path_argument import NewPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import echo_incomplete, print_json, told_when_interrupted
+from lmpack.cli.text_input import Word
 from lmpack.jobs import MAX_JOBS
 from lmpack.plural import counted
 
@@ -40,12 +41,16 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--cache-dir",
-    type=click.Path(file_okay=False),
+    type=NewPath(file_okay=False),
     help="Where the source is kept [default: the cache of huggingface_hub].",
 )
 @token_option
 @click.option(
-    "--page-size", default=str(DEFAULT_PAGE_SIZE), show_default=True, help="Expert files are multiples of it."
+    "--page-size",
+    type=Word(),
+    default=str(DEFAULT_PAGE_SIZE),
+    show_default=True,
+    help="Expert files are multiples of it.",
 )
 @click.option(
     "--jobs", type=click.IntRange(1, MAX_JOBS), help="Writing threads [default: one per core, 2 to 8]."

@@ -22,7 +22,7 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "-n",
         "--max-tokens",
-        type=click.IntRange(min=0),
+        type=click.IntRange(min=1),
         default=128,
         show_default=True,
         help="Tokens to generate at most.",

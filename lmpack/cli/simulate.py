@@ -23,9 +23,10 @@ import click
 import numpy as np
 
 from lmpack.byte_size import format_nbytes, parse_byte_size
-from lmpack.cli.path_argument import PackPath
+from lmpack.cli.path_argument import ExistingPath, PackPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import print_json
+from lmpack.cli.text_input import Word
 from lmpack.errors import ProfileError, UsageError
 
 if TYPE_CHECKING:
@@ -50,10 +51,11 @@ if TYPE_CHECKING:
   lmpack simulate t.safetensors --profile p.safetensors --warm --json
 """
 )
-@click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("trace", type=ExistingPath(dir_okay=False, path_type=Path))
 @click.option(
     "--policy",
     "policies",
+    type=Word(),
     default="all",
     show_default=True,
     metavar="NAMES",
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
 @click.option(
     "--capacity",
     "capacities",
+    type=Word(),
     default="5%,10%,20%",
     show_default=True,
     metavar="SIZES",
@@ -76,7 +79,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--profile",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=ExistingPath(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Whose most used experts are pinned by pin+ policies and are there at the start with --warm.",
 )

@@ -6,8 +6,20 @@ from typing import Any
 
 import click
 
+from lmpack.cli.path_argument import ExistingPath
 from lmpack.errors import UsageError
 from lmpack.text_file import read_text_bytes
+
+
+class Word(click.types.StringParamType):
+    """A name, a size, a choice: something."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return what was given."""
+        word = super().convert(value, param, ctx)
+        if not word.strip():
+            self.fail("it is empty; give a value, or leave the option out", param, ctx)
+        return word
 
 
 class Text(click.types.StringParamType):
@@ -28,11 +40,11 @@ class Text(click.types.StringParamType):
         return text
 
 
-class TextPath(click.Path):
+class TextPath(ExistingPath):
     """A file for read_text(): on a drive, a pipe, or "-" for standard input."""
 
     def __init__(self) -> None:
-        super().__init__(exists=True, dir_okay=False, allow_dash=True)
+        super().__init__(dir_okay=False, allow_dash=True)
 
 
 def check_utf8(text: str) -> None:

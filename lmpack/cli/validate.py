@@ -13,6 +13,7 @@ from lmpack.cli.hub_options import ModelPathOrRepo
 from lmpack.cli.path_argument import ModelPath, PackPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import one_line, print_json
+from lmpack.cli.text_input import Word
 from lmpack.errors import ManifestError, UsageError
 from lmpack.jobs import MAX_JOBS
 from lmpack.manifest import SHARED_FILE
@@ -49,7 +50,11 @@ if TYPE_CHECKING:
     type=ModelPathOrRepo(),
     help="Replace bad files from the checkpoint or another copy of the pack, here or in a Hugging Face repository.",
 )
-@click.option("--revision", help="A branch, tag or commit of the repository to repair from [default: main].")
+@click.option(
+    "--revision",
+    type=Word(),
+    help="A branch, tag or commit of the repository to repair from [default: main].",
+)
 @click.option(
     "--imatrix",
     type=ModelPath(),

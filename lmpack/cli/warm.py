@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 import click
 
 from lmpack.byte_size import format_nbytes, parse_byte_size
-from lmpack.cli.path_argument import PackPath
+from lmpack.cli.path_argument import ExistingPath, PackPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import print_json
+from lmpack.cli.text_input import Word
 from lmpack.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,12 +45,13 @@ _HEADROOM = 0.1  # of what is free, left to everybody else
 @click.argument("pack", type=PackPath())
 @click.option(
     "--profile",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=ExistingPath(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Of lmpack profile: the most used experts come first. Default: every layer alike.",
 )
 @click.option(
     "--top",
+    type=Word(),
     metavar="SIZE",
     help="How much of the experts, such as 30% or 8GiB. Default: what is free, less 10 %.",
 )
