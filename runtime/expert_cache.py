@@ -70,8 +70,8 @@ class ExpertCache:
 
     @property
     def bytes_read(self) -> int:
-        """What reads took from the drive, those of guesses that came to an end included."""
-        return self._used_nbytes + sum(guesses.wasted_nbytes for guesses in self._guesses)
+        """What reads took from the drive, those of guesses included."""
+        return self._used_nbytes + sum(guesses.unused_nbytes for guesses in self._guesses)
 
     @property
     def useful_guesses(self) -> int:

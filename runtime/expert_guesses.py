@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 class ExpertGuesses:
     """The guesses among one layout's experts, oldest first; they are no policy's concern until they are used.
 
-    `useful` counts those that were asked for; `wasted` those that were read and went before that, which took
-    `wasted_nbytes` from the drive.
+    `useful` counts those that were asked for, `wasted` those that were read and went before that.
     """
 
     def __init__(self, store: ExpertStore, readers: ExpertReaders) -> None:
         self.useful = 0
         self.wasted = 0
-        self.wasted_nbytes = 0
+        self._wasted_nbytes = 0
         self._store = store
         self._readers = readers
         self._reads: dict[ExpertKey, Read] = {}
@@ -33,6 +32,11 @@ class ExpertGuesses:
 
     def __len__(self) -> int:
         return len(self._reads)
+
+    @property
+    def unused_nbytes(self) -> int:
+        """What the drive gave for guesses that nobody has asked for, be they still here or gone."""
+        return self._wasted_nbytes + sum(guess.drive_nbytes for guess in self._reads.values())
 
     def begin(self, key: ExpertKey, slot: int) -> Read:
         """Begin to read an expert into a slot, which is the guess's from now on."""
@@ -85,5 +89,5 @@ class ExpertGuesses:
         self._readers.settle([guess])
         if guess.begun and guess.error is None:
             self.wasted += 1
-            self.wasted_nbytes += guess.drive_nbytes
+            self._wasted_nbytes += guess.drive_nbytes
         self._store.release(guess.key, guess.slot)

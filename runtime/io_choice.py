@@ -61,7 +61,7 @@ def choose_io(name: str, pack: Pack, budget: MemoryBudget, *, anew: bool = False
     if sum(layout.nbytes for layout in budget.layouts) < _SMALLEST_NBYTES:
         return IoChoice("direct", NUM_READERS, f"below {format_nbytes(_SMALLEST_NBYTES)} it is not measured")
     if budget.resident_share == 1.0:
-        return IoChoice("mmap", NUM_READERS, "all of it fits, and the page cache keeps it for the next run")
+        return IoChoice("mmap", NUM_READERS, "all of it fits")
     expert_nbytes = max(layout.stride for layout in budget.layouts)
     damage = ""
     try:

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,6 @@ from tests.tiny_routing import ORIGIN, record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from profiles.routing_trace import RoutingTrace
     from runtime.expert_fetch import Fetch
@@ -48,6 +48,12 @@ class WrongGuess:
         assert guess is not None
         self.num_guesses += 1
         return self.prefetcher.begin(layer, experts, [self.spare[self.num_guesses % len(self.spare)], *guess])
+
+
+def kernel_read_nbytes() -> int:
+    """What read(2) and its kin have given this process so far."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text("ascii").splitlines())
+    return int(fields["rchar"])
 
 
 def load(pack: Path, **options: Any) -> Engine:
@@ -109,6 +115,17 @@ def test_guesses_come_true_and_change_no_bit(
     assert stats.useful_guesses > 0
     assert 0 < stats.guesses_right <= min(stats.guessed, stats.guesses_needed)
     assert f"guesses   by {stats.prefetch}: " in stats.describe()
+
+
+def test_what_the_drive_gave_for_guesses_in_vain_is_counted_while_they_are_here(demo_pack: Path) -> None:
+    with load(demo_pack, prefetch="router", io="direct") as engine:
+        before = kernel_read_nbytes()
+        decode(engine)
+        engine.cache.close()  # no read is under way
+        read_nbytes = kernel_read_nbytes() - before
+        stats = engine.stats()
+    assert stats.useful_guesses < stats.guessed
+    assert read_nbytes - 4096 < stats.bytes_read <= read_nbytes  # reading the kernel's file counts as well
 
 
 def test_hits_that_wait_for_the_misses_give_the_same_bits(
