@@ -19,8 +19,7 @@ from converters.pack_extent import Extent, extent_pieces, read_extents, source_e
 from lmpack.decompression import Decompressor
 from lmpack.drive import alone_in, check_space, storage_errors, sync_path, write_from
 from lmpack.errors import PackError, UnsupportedError, UsageError
-from lmpack.manifest import MANIFEST_FILE
-from lmpack.pack import Pack
+from lmpack.pack import Pack, refuse_inside_pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -47,8 +46,8 @@ def export(
 ) -> ExportReport:
     """Write the source files of a pack into the folder dst; progress gets the number of bytes just read.
 
-    Raises UnsupportedError for a pack that is not reproducible, UsageError when one of the files exists there, the
-    folder is a pack's or another process exports into it, PackError when a file does not come out with the source's
+    Raises UnsupportedError for a pack that is not reproducible, UsageError when one of the files exists there, dst
+    is in a pack or another process exports into it, PackError when a file does not come out with the source's
     SHA-256 (nothing is left under its name then), StorageError when the drive refuses.
     """
     started = time.perf_counter()
@@ -56,10 +55,7 @@ def export(
     if not pack.manifest.reproducible:
         raise UnsupportedError(f"{pack.path}: cannot give its source back: {pack.manifest.reason}")
     dst = Path(dst)
-    if dst.resolve().is_relative_to(pack.path.resolve()) or (dst / MANIFEST_FILE).exists():
-        raise UsageError(
-            f"{dst}: belongs to a pack, which has no room for other files; choose another folder"
-        )
+    refuse_inside_pack(dst)
     files = pack.manifest.source.files
     nbytes = sum(file.nbytes for file in files)
     check_space(dst, nbytes, len(files))

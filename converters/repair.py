@@ -5,7 +5,6 @@ A file is built beside the bad one and takes its name when every byte of it has 
 
 from __future__ import annotations
 
-import hashlib
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from lmpack.errors import CheckpointError, PackError, StorageError, UsageError
 from lmpack.manifest import MANIFEST_FILE, SHARED_FILE
 from lmpack.pack import read_manifest
 from lmpack.pack_files import Problem, expected_files, folders_of
+from lmpack.padded_digest import PaddedDigest
 from lmpack.validation import FileRange, ValidationReport, check_files, file_ranges, validate
 
 if TYPE_CHECKING:
@@ -244,20 +244,18 @@ class _Repairing:
         offset: int,
     ) -> str:
         """Write pieces of a range that begins at offset; return its SHA-256, with zeros between and after them."""
-        digest, end = hashlib.sha256(), 0
+        digest = PaddedDigest()
         for piece in pieces:
-            digest.update(bytes(piece.at - end))
-            end, step = piece.at, _step_nbytes(piece)
+            at, step = piece.at, _step_nbytes(piece)
             for start in range(0, piece.nbytes, step):
                 view = self._buffer[: min(step, piece.nbytes - start)]
                 read(piece.file, piece.offset + start, view)
                 if piece.conversion is not None:
                     view = piece.conversion.convert(view, piece.matrix)
-                digest.update(view)
-                write_from(view, descriptor, offset + end)
-                end += view.nbytes
-        digest.update(bytes(nbytes - end))
-        return digest.hexdigest()
+                digest.add(at, view)
+                write_from(view, descriptor, offset + at)
+                at += view.nbytes
+        return digest.finish(nbytes)
 
 
 def _whole(item: FileRange) -> list[SourcePiece]:

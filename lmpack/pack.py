@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lmpack.decompression import Decompressor
-from lmpack.errors import ManifestError, PackError, StorageError
-from lmpack.manifest import MANIFEST_FILE, MAX_MANIFEST_NBYTES, SHARED_FILE, Manifest
+from lmpack.errors import ManifestError, PackError, StorageError, UsageError
+from lmpack.manifest import MANIFEST_FILE, MAX_MANIFEST_NBYTES, PROFILES_FOLDER, SHARED_FILE, Manifest
 from lmpack.pack_files import expected_files, found_files, read_regular_file, wrong_files
 from lmpack.reference import FileExtent, Reference
 
@@ -36,6 +37,22 @@ def read_manifest(path: Path) -> Manifest:
     except PackError as error:
         raise ManifestError(str(error)) from None
     return Manifest.parse(raw, where)
+
+
+def refuse_inside_pack(path: Path, *, is_profile: bool = False) -> None:
+    """Raise UsageError when path is a pack or inside of one, unless it is a profile's, in the folder for these."""
+    resolved = path.resolve()
+    for folder in (resolved, *resolved.parents):
+        if not os.path.lexists(folder / MANIFEST_FILE):
+            continue
+        with suppress(ManifestError):  # other programs have files of this name
+            read_manifest(folder)
+            if not is_profile:
+                raise UsageError(f"{path}: would damage the pack {folder}; write outside of it")
+            if not resolved.parent.is_relative_to(folder / PROFILES_FOLDER):
+                raise UsageError(
+                    f"{path}: would damage the pack {folder}; write outside of it, or into its {PROFILES_FOLDER} folder"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from lmpack.drive import alone_in, read_into, storage_errors, sync_path, sync_tree, write_from
 from lmpack.errors import ManifestError, UsageError
 from lmpack.expert_key import ExpertKey
 from lmpack.manifest import MANIFEST_FILE
-from lmpack.pack import read_manifest
+from lmpack.pack import read_manifest, refuse_inside_pack
 from lmpack.pack_files import FOLDER, expected_files, found_files
 
 if TYPE_CHECKING:
@@ -196,11 +196,7 @@ class PartialFolder:
 def check_destination(path: Path) -> None:
     """Raise UsageError for a place where something is, or that is inside of a pack."""
     _refuse_existing(path, "choose another name, or delete it first")
-    for folder in path.resolve().parents:
-        if os.path.lexists(folder / MANIFEST_FILE):  # other programs have files of this name
-            with suppress(ManifestError):
-                read_manifest(folder)
-                raise UsageError(f"{path}: would damage the pack {folder}; write outside of it")
+    refuse_inside_pack(path)
 
 
 def _refuse_existing(path: Path, advice: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from lmpack.errors import PackError, StorageError
 from lmpack.expert_key import ExpertKey
 from lmpack.jobs import reading_jobs
 from lmpack.pack_files import Problem
+from lmpack.padded_digest import PaddedDigest
 from lmpack.reference import CONVERT_AGAIN, FileExtent, Reference, read_extent
 
 if TYPE_CHECKING:
@@ -88,16 +88,13 @@ def _check(progress: Callable[[int], None], item: _Referenced) -> Problem | None
 
 
 def _sha256(item: _Referenced, progress: Callable[[int], None]) -> str:
-    digest, end = hashlib.sha256(), 0
+    digest = PaddedDigest()
     for extent in item.extents:
-        digest.update(bytes(extent.at - end))
         buffer = memoryview(bytearray(min(_READ_NBYTES, extent.nbytes)))
         for start in range(0, extent.nbytes, _READ_NBYTES):
             view = buffer[: extent.nbytes - start]
             piece = replace(extent, offset=extent.offset + start, nbytes=view.nbytes)
             read_extent(piece, view)
-            digest.update(view)
+            digest.add(extent.at + start, view)
             progress(view.nbytes)
-        end = extent.at + extent.nbytes
-    digest.update(bytes(item.nbytes - end))
-    return digest.hexdigest()
+    return digest.finish(item.nbytes)

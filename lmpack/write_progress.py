@@ -6,6 +6,8 @@ import hashlib
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from lmpack.padded_digest import PaddedDigest
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -16,21 +18,18 @@ if TYPE_CHECKING:
 class ExpertProgress:
     """The parts of one expert that are written; hashes them as they pass while they come in layout order."""
 
-    __slots__ = ("_digest", "_hashed_nbytes", "lock", "sha256", "written")
+    __slots__ = ("_digest", "lock", "sha256", "written")
 
     def __init__(self) -> None:
         self.lock = Lock()
         self.written: set[int] = set()  # positions in the layer's parts
         self.sha256 = ""  # of the whole file, once it is whole
-        self._digest: hashlib._Hash | None = hashlib.sha256()
-        self._hashed_nbytes = 0
+        self._digest: PaddedDigest | None = PaddedDigest()
 
     def add(self, position: int, part: ExpertPart, view: memoryview) -> None:
         """Note a part as written; the running hash is given up when parts before it are still missing."""
         if self._digest is not None and position == len(self.written):
-            self._digest.update(bytes(part.offset - self._hashed_nbytes))
-            self._digest.update(view)
-            self._hashed_nbytes = part.offset + part.nbytes
+            self._digest.add(part.offset, view)
         else:
             self._digest = None
         self.written.add(position)
@@ -38,8 +37,7 @@ class ExpertProgress:
     def finish(self, path: Path | None, stride: int) -> None:
         """Fix the hash of the whole file; reads it back, if there is one, when its parts came out of order."""
         if self._digest is not None:
-            self._digest.update(bytes(stride - self._hashed_nbytes))
-            self.sha256 = self._digest.hexdigest()
+            self.sha256 = self._digest.finish(stride)
         elif path is not None:
             with open(path, "rb") as file:
                 self.sha256 = hashlib.file_digest(file, "sha256").hexdigest()

@@ -6,6 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from lmpack.errors import StorageError
+from lmpack.padded_digest import PaddedDigest
 
 if TYPE_CHECKING:
     from lmpack.expert_key import ExpertKey
@@ -44,27 +45,24 @@ class VerifiedStore:
         if name in self._verified:
             return drive_nbytes
         found = self._sha256(key, slot)
-        if found.hexdigest() != expert.sha256:
+        if found != expert.sha256:
             raise StorageError(
-                f"expert {key}: {self._pack.expert_path(key)}: sha256 is {found.hexdigest()[:12]}..., the manifest "
+                f"expert {key}: {self._pack.expert_path(key)}: sha256 is {found[:12]}..., the manifest "
                 f"says {expert.sha256[:12]}...; run: lmpack validate {self._pack.path}"
             )
         self._verified.add(name)
         return drive_nbytes
 
-    def _sha256(self, key: ExpertKey, slot: int) -> hashlib._Hash:
+    def _sha256(self, key: ExpertKey, slot: int) -> str:
         """Hash a slot as the manifest lays an expert out, wherever its parts are in this bank."""
         bank, layer = self._store.bank(key.layer), self._pack.manifest.layer(key.layer)
         storage = bank.storage[slot * bank.stride : (slot + 1) * bank.stride].cpu().numpy()
         if bank.parts == layer.parts:
-            return hashlib.sha256(storage.data)
-        found, end = hashlib.sha256(), 0
+            return hashlib.sha256(storage.data).hexdigest()
+        digest = PaddedDigest()
         for part, placed in zip(layer.parts, bank.parts, strict=True):
-            found.update(bytes(part.offset - end))
-            found.update(storage[placed.offset : placed.offset + placed.nbytes].data)
-            end = part.offset + part.nbytes
-        found.update(bytes(layer.stride - end))
-        return found
+            digest.add(part.offset, storage[placed.offset : placed.offset + placed.nbytes].data)
+        return digest.finish(layer.stride)
 
     def release(self, key: ExpertKey, slot: int) -> None:
         self._store.release(key, slot)

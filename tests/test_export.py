@@ -88,7 +88,7 @@ def test_two_processes_do_not_export_into_one_folder(tmp_path: Path, source: Pat
 @pytest.mark.parametrize("folder", ["m.lmpack", "m.lmpack/experts/new", "other.lmpack"])
 def test_nothing_is_exported_into_a_pack(tmp_path: Path, source: Path, pack: Path, folder: str) -> None:
     convert(source, tmp_path / "other.lmpack")
-    with pytest.raises(UsageError, match=f"{folder}: belongs to a pack"):
+    with pytest.raises(UsageError, match=f"{folder}: would damage the pack"):
         export(pack, tmp_path / folder)
     assert validate(pack).ok
 

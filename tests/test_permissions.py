@@ -57,6 +57,13 @@ def test_a_folder_that_may_not_be_written_to_is_named(folder: Path, command: str
     assert not os.listdir(folder / "closed")
 
 
+def test_a_profile_that_could_not_be_written_is_refused_before_the_run(folder: Path) -> None:
+    (folder / "prompts.txt").write_text("Once upon a time")
+    result = lmpack(folder, "profile", "m.lmpack", "--prompts", "prompts.txt", "-o", "closed/new/p")
+    reason = f"the folder {folder / 'closed'} cannot be written to; choose another"
+    assert (result.returncode, result.stderr) == (1, f"lmpack: error: closed/new/p: {reason}\n")
+
+
 def test_a_folder_of_the_pack_that_may_not_be_read_is_named(folder: Path) -> None:
     (folder / "m.lmpack/experts/L001").chmod(0)
     for options in ([], ["--quick"], ["--repair", "m.gguf"]):

@@ -129,7 +129,7 @@ def command(
     if plot is not None:
         if plot.suffix != ".svg":
             raise UsageError(f"--plot {plot}: expected a name that ends with .svg")
-        check_output(plot, Path(pack))
+        check_output(plot)
     work = Workload(prompt_tokens, answer_tokens, repetitions, not no_warmup)
     context = engine_options.context or prompt_tokens + answer_tokens
     if context < prompt_tokens + answer_tokens:

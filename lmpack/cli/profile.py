@@ -120,7 +120,7 @@ def command(
     from profiles.routing_shape import RoutingShape
     from profiles.routing_skew import RoutingSkew
 
-    _check_outputs(output, trace, prompt_file, Path(pack))
+    _check_outputs(output, trace, prompt_file)
     prompt_set = read_prompt_set(prompt_file)
     opened = Pack.open(Path(pack))
     manifest = opened.manifest
@@ -162,7 +162,7 @@ def command(
             click.echo(f"wrote {path} ({format_nbytes(path.stat().st_size)})")
 
 
-def _check_outputs(output: Path, trace: Path | None, prompt_file: Path, pack: Path) -> None:
+def _check_outputs(output: Path, trace: Path | None, prompt_file: Path) -> None:
     """Find out before the run, not after it, that a file cannot or must not be written."""
     if trace is not None and trace.absolute() == output.absolute():
         raise UsageError(f"{trace}: profile and trace need two files")
@@ -171,7 +171,7 @@ def _check_outputs(output: Path, trace: Path | None, prompt_file: Path, pack: Pa
             continue
         if path.resolve() == prompt_file.resolve():
             raise UsageError(f"{path}: holds the prompts; write to another file")
-        check_output(path, pack)
+        check_output(path)
 
 
 def _tokenize(prompt_set: PromptSet, engine: Engine, parse_special: bool) -> list[list[int]]:
