@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import mmap
 import os
@@ -13,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from lmpack.errors import StorageError, UsageError
@@ -33,6 +31,7 @@ from tests.expert_packs import (
     write_expert_pack,
     write_identical_experts,
 )
+from tests.page_cache import forget, pages_in_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -98,27 +97,6 @@ def acquire(store: ExpertStore, keys: Sequence[ExpertKey]) -> list[int]:
 def slot_bytes(store: ExpertStore, key: ExpertKey, slot: int) -> bytes:
     bank = store.bank(key.layer)
     return bank.storage[slot * bank.stride : (slot + 1) * bank.stride].numpy().tobytes()
-
-
-def in_page_cache(path: Path) -> int:
-    """How many pages of a file the kernel keeps."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-        pages = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
-        address = np.frombuffer(mapped, np.uint8).ctypes.data
-        failed = ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), pages)
-        assert not failed
-        return sum(page & 1 for page in pages)
-
-
-def drop_from_page_cache(pack: Pack) -> None:
-    """Have the kernel forget all expert files; skip where it keeps them (tmpfs)."""
-    for key in all_keys(pack):
-        descriptor = os.open(pack.expert_path(key), os.O_RDONLY)
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
-    if any(in_page_cache(pack.expert_path(key)) for key in all_keys(pack)):
-        pytest.skip("this file system keeps all files in memory")
 
 
 def resident_nbytes() -> int:
@@ -267,14 +245,14 @@ class TestEveryStore:
     def test_the_page_cache_keeps_nothing_that_the_budget_does_not_count(
         self, kind: str, narrow_store: ExpertStore, pack: Pack
     ) -> None:
-        drop_from_page_cache(pack)
+        forget(pack.expert_path(key) for key in all_keys(pack))
         first, second = [ExpertKey(0, 1), ExpertKey(0, 2)], [ExpertKey(3, 1), ExpertKey(3, 2)]
         slots = acquire(narrow_store, first)
         load(narrow_store, first, slots)
         for key, slot in zip(first, slots, strict=True):
             narrow_store.release(key, slot)
         load(narrow_store, second, acquire(narrow_store, second))
-        kept = {key for key in all_keys(pack) if in_page_cache(pack.expert_path(key))}
+        kept = {key for key in all_keys(pack) if pages_in_cache(pack.expert_path(key))}
         assert kept == (set(second) if kind.startswith("mmap") else set())
 
 
