@@ -112,7 +112,8 @@ def convert(
         folder = writer.folder
         _check_room(writer, checkpoint, plan)
         folder.create()
-        kept = folder.discarded_on_failure() if reference else _resumable(folder)
+        going_on = "--resume" if files is None else "the same command"
+        kept = folder.discarded_on_failure() if reference else _resumable(folder, going_on)
         with kept, Journal(folder.path / JOURNAL_FILE, draft.pack_id) as journal:
             folder.refuse_strangers(draft)
             source_nbytes = resumed_nbytes = sum(file.nbytes for file in checkpoint.files)
@@ -200,12 +201,12 @@ def _copy_files(
 
 
 @contextmanager
-def _resumable(folder: PartialFolder) -> Iterator[None]:
+def _resumable(folder: PartialFolder, going_on: str) -> Iterator[None]:
     """Say in the error of a drive, or of a source that is not whole yet, that the work is not lost."""
     try:
         yield
     except (StorageError, SourceChangedError) as error:
-        raise type(error)(f"{error} (--resume continues with what is in {folder.path})") from error
+        raise type(error)(f"{error} ({going_on} continues with what is in {folder.path})") from error
 
 
 def _folder(checkpoint: Checkpoint) -> Path:

@@ -134,7 +134,7 @@ class FileCopy:
         if batch.known not in (None, batch.sha256):
             raise CheckpointError(
                 f"{self._file.path}: its first {batch.offset + batch.nbytes} bytes are not those that the interrupted "
-                f"conversion has read; delete {self._tools.writer.folder.path} and convert without --resume"
+                f"conversion has read; delete {self._tools.writer.folder.path} and begin again"
             )
 
     def _note(self, batch: _Batch) -> None:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub import (
+    constants,
+    get_hf_file_metadata,
+    hf_hub_download,
+    hf_hub_url,
+    try_to_load_from_cache,
+)
 from huggingface_hub.file_download import repo_folder_name
 
 from converters.hub_download import download, missing_nbytes
@@ -30,11 +36,15 @@ class HubCache:
         return 0 if self._find(file) else missing_nbytes(file, self._blob(file))
 
     def fetch(self, file: HubFile, progress: Callable[[int], None]) -> Path:
-        """Return where a file is, after downloading what is missing; raises as download() does."""
+        """Return where a file is, after downloading what is missing; raises as download() does.
+
+        Raises HubError before that when the hub does not name the file as huggingface_hub's cache needs it.
+        """
         found = self._find(file)
         if found is not None:
             self._check(file, found)
             return found
+        self._check_naming(file)
         download(self.repo, file, self._blob(file), progress)
         client = self.repo.client
         return Path(  # finds the blob, and gives it its name in the snapshot of this commit
@@ -50,6 +60,26 @@ class HubCache:
                 ),
             )
         )
+
+    def _check_naming(self, file: HubFile) -> None:
+        client, where = self.repo.client, f"{self.repo.repo_id}: {file.path}"
+        url = hf_hub_url(self.repo.repo_id, file.path, revision=self.repo.commit, endpoint=client.endpoint)
+        found = client.retry(
+            where,
+            lambda: get_hf_file_metadata(url, token=client.token or False, endpoint=client.endpoint),
+        )
+        named = {
+            "X-Repo-Commit": (found.commit_hash, self.repo.commit),
+            "ETag": (found.etag, file.expected_digest),
+            "Content-Length": (found.size, file.nbytes),
+        }
+        for header, (value, wanted) in named.items():
+            if value != wanted:
+                found_there = f"no {header}" if value is None else f"{header} {value!s:.80}"
+                raise HubError(
+                    f"{where}: {client.endpoint} answers with {found_there}, expected {wanted}, so huggingface_hub's cache "
+                    "cannot keep the file; use --discard-source, which needs no cache, or another HF_ENDPOINT"
+                )
 
     def _find(self, file: HubFile) -> Path | None:
         found = try_to_load_from_cache(

@@ -72,15 +72,18 @@ class HubClient:
             with suppress(OSError):  # it ended by itself meanwhile
                 socket.socket.shutdown(one, socket.SHUT_RDWR)
 
-    def retry(self, where: str, request: Callable[[], T]) -> T:
-        """Return what request() does, asked again while its failure may pass; raises HubError that names where."""
+    def retry(self, where: str, request: Callable[[], T], *, most: int = MAX_FAILURES) -> T:
+        """Return what request() does, asked again while its failure may pass; raises HubError that names where.
+
+        A request is given up after `most` failures.
+        """
         failures = 0
         while True:
             try:
                 found = request()
             except (httpx2.HTTPError, OfflineModeIsEnabled) as error:
                 failures += 1
-                self._pause(error, failures, where)
+                self._pause(error, failures, where, most)
             else:
                 self._has_answered = True
                 return found
@@ -134,13 +137,19 @@ class HubClient:
                     failures += 1
                     self._pause(httpx2.RemoteProtocolError("an empty answer"), failures, where)
 
-    def _pause(self, error: httpx2.HTTPError | OfflineModeIsEnabled, failures: int, where: str) -> None:
+    def _pause(
+        self,
+        error: httpx2.HTTPError | OfflineModeIsEnabled,
+        failures: int,
+        where: str,
+        most: int = MAX_FAILURES,
+    ) -> None:
         """Wait before the next try, or raise HubError when another would not help."""
         self.check_stopped(where)
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
         may_pass = status in _PASSING or isinstance(error, httpx2.TransportError)
         is_offline = isinstance(error, httpx2.ConnectError) and not self._has_answered
-        if not may_pass or is_offline or failures >= MAX_FAILURES:
+        if not may_pass or is_offline or failures >= most:
             raise HubError(self.hide_token(f"{where}: {self._explain(error)}")) from error
         self._wait(_wait_s(error, failures))
         self.check_stopped(where)
@@ -174,7 +183,7 @@ class HubClient:
             )
         if not isinstance(error, HfHubHTTPError):
             kind = type(error).__name__
-            return f"{self.endpoint} broke off {MAX_FAILURES} times ({kind}: {error}); run it again to go on"
+            return f"{self.endpoint} broke off again and again ({kind}: {error}); run it again to go on"
         status = error.response.status_code
         said = " ".join((error.server_message or "").split())[:200]
         if isinstance(error, GatedRepoError):
@@ -192,7 +201,7 @@ class HubClient:
         if status == 403:
             return f"{self.endpoint} forbids it ({said or 'no reason given'}); use a token that may do this"
         if status in _PASSING:
-            return f"{self.endpoint} answered {status} {MAX_FAILURES} times; try again later"
+            return f"{self.endpoint} answered {status} again and again; try again later"
         return f"{self.endpoint} answered {status} ({said or 'no reason given'})"
 
 

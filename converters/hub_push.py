@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from converters.hub_client import HubClient
 
 COMMIT_NUM_FILES = 1000  # a commit of many thousand files times out on the hub
+MAX_UPLOAD_FAILURES = 2  # each after six tries and 23 s of huggingface_hub's own
 UPLOAD_NBYTES = 256 << 20  # between two steps of the progress
 _OURS = ("experts/", KEPT_FOLDER, SHARED_FILE, MANIFEST_FILE)
 
@@ -139,7 +140,7 @@ class _Upload:
         sent: list[CommitOperationAdd | CommitOperationDelete] = []
         for batch in _batches(folder, names):
             additions = [CommitOperationAdd(name, folder / name) for name in batch]
-            self._client.retry(self._repo_id, partial(self._send, additions))
+            self._client.retry(self._repo_id, partial(self._send, additions), most=MAX_UPLOAD_FAILURES)
             sent += additions
             nbytes = sum((folder / name).stat().st_size for name in batch)
             self.nbytes += nbytes

@@ -82,8 +82,8 @@ class Journal:
         wanted = _HEADER + layout_id
         if header and header != wanted:
             raise UsageError(
-                f"{self._path.parent}: was begun from another source or with other settings; give the same ones to "
-                "--resume, or delete it and convert without"
+                f"{self._path.parent}: was begun from another source or with other settings; go on with "
+                "the same ones, or delete it"
             )
         valid_nbytes = len(header) + 1
         for line in lines:

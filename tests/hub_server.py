@@ -62,6 +62,9 @@ class HubServer:
         self.blobs: dict[str, bytes] = {}  # sha256 -> what was uploaded
         self.faults: dict[str, list[Fault]] = {}
         self.requests: list[Request] = []
+        self.withheld: set[str] = (
+            set()
+        )  # headers that its answers about files lack, as those of a careless mirror
         self.lock = threading.Lock()
         self._hub = _start(self, _HubHandler)
         self._store = _start(self, _StoreHandler)
@@ -162,7 +165,8 @@ class _Handler(BaseHTTPRequestHandler):
     def answer(self, status: int, body: bytes, **headers: str) -> None:
         self.send_response(status)
         for key, value in headers.items():
-            self.send_header(key.replace("_", "-"), value)
+            if key not in self.hub.withheld:
+                self.send_header(key.replace("_", "-"), value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":

@@ -13,6 +13,8 @@ import pytest
 
 from converters.conversion import convert
 from lmpack.validation import validate
+from tests.gguf_fixtures import METADATA, gguf_bytes, moe_tensors
+from tests.hub_server import hub_server
 from tests.round_trip import files_below
 from tests.test_validation import flip
 
@@ -95,6 +97,33 @@ def test_a_drive_that_fills_up_meanwhile_is_an_error_and_the_work_goes_on_later(
     assert resumed.returncode == 0, resumed.stderr
     assert (dst / "manifest.json").read_bytes() == (demo_pack / "manifest.json").read_bytes()
     assert validate(dst).ok
+
+
+@pytest.mark.parametrize(
+    ("file", "options"),
+    [
+        ("experts/L001/E0002.bin", ()),
+        ("experts/L001/E0002.bin", ("--discard-source",)),
+        ("m.gguf.incomplete", ("--discard-source",)),
+    ],
+    ids=["kept", "discarded", "downloading"],
+)
+def test_a_pull_onto_a_drive_that_fills_up_goes_on_when_it_is_run_again(
+    mount: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, file: str, options: tuple[str, ...]
+) -> None:
+    drive, repo = mount("size=1M"), "owner/model"
+    with hub_server(monkeypatch, drive) as hub:
+        hub.add(repo, {"m.gguf": gguf_bytes(moe_tensors(), METADATA)})
+        monkeypatch.setenv("HF_HUB_CACHE", str(drive / "cache"))
+        args = ("pull", repo, drive / "m.lmpack", *options)
+        full = lmpack(file, drive / "filler", *args, script=("-c", WHILE_ANOTHER_FILLS_THE_DRIVE))
+        assert full.returncode == 1
+        assert full.stderr.count("\n") == 1
+        assert "no space (or inodes) left on the drive; free some and run it again" in full.stderr
+        assert "--resume" not in full.stderr
+        (drive / "filler").unlink()
+        assert lmpack(*args).returncode == 0
+    assert validate(drive / "m.lmpack").ok
 
 
 def test_too_little_room_is_known_before_a_byte_is_written(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from huggingface_hub import constants, hf_hub_download
 
+from lmpack.cli.main import run
 from lmpack.errors import HubError
 from tests.gguf_fixtures import METADATA, gguf_bytes, moe_tensors
 from tests.hub_server import HubServer, hub_server
@@ -55,3 +57,33 @@ def test_what_is_cached_does_not_come_again_and_is_checked(
     blob.write_bytes(raw[:-1] + bytes([raw[-1] ^ 0xFF]))
     with pytest.raises(HubError, match=r"damaged, its hash is not the hub's .*delete it"):
         pulled(tmp_path / "n.lmpack")
+
+
+@pytest.mark.parametrize(
+    ("withheld", "says"),
+    [
+        ({"ETag", "X_Linked_ETag"}, "answers with no ETag, expected [0-9a-f]{64}, so"),
+        ({"X_Linked_ETag"}, "answers with ETag of-the-redirect, expected [0-9a-f]{64}, so"),
+        ({"X_Repo_Commit"}, "answers with no X-Repo-Commit, expected [0-9a-f]{40}, so"),
+        ({"X_Linked_Size"}, "answers with (no Content-Length|Content-Length 0), expected [0-9]+, so"),
+    ],
+    ids=["no ETag", "another ETag", "no commit", "no size"],
+)
+def test_a_mirror_that_names_files_otherwise_is_blamed_before_the_download(
+    hub: HubServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    withheld: set[str],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hub.add(REPO, {"m-Q8_0.gguf": gguf_bytes(moe_tensors(), METADATA)})
+    hub.withheld = withheld
+    assert run(["pull", REPO, "m.lmpack"]) == 1
+    error = capsys.readouterr().err
+    assert re.search(f"error: {REPO}: m-Q8_0.gguf: {hub.url} {says} .*--discard-source", error)
+    assert "m.lmpack.download:" not in error
+    fetched = [request for request in hub.requests if request.range and request.server == "store"]
+    assert len(fetched) <= 1  # the header
+    assert run(["pull", REPO, "m.lmpack", "--discard-source"]) == 0  # the advice helps

@@ -136,6 +136,17 @@ def test_an_upload_is_tried_again_when_huggingface_hub_gave_it_up(
     assert hub.repos[REPO].branches["main"].files.items() >= read_folder(tiny_pack.path).items()
 
 
+def test_a_hub_that_stays_busy_is_given_up_within_a_minute(
+    hub: HubServer, tiny_pack: TinyPack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)  # between huggingface_hub's own tries
+    hub.fail(f"/api/models/{REPO}/preupload/main", *[Fault(status=503)] * 100)
+    with pytest.raises(HubError, match="answered 503 again and again; try again later"):
+        push(HubClient(wait=slept.append), tiny_pack.path, REPO)
+    assert 20 < sum(slept) < 60
+
+
 def test_a_hub_that_takes_no_more_files_is_one_error(
     hub: HubServer, tiny_pack: TinyPack, capsys: pytest.CaptureFixture[str]
 ) -> None:

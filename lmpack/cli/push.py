@@ -34,8 +34,8 @@ from lmpack.plural import counted
 def command(pack: str, repo: str, private: bool, revision: str, token: str | None, as_json: bool) -> None:
     """Upload PACK to the repository REPO, made when there is none.
 
-    The pack is validated first. A README.md is made from its manifest unless REPO has one. Run it again after an
-    interruption, and it sends only what is missing.
+    The pack is validated first. A README.md is made from its manifest unless REPO has one. Files go by Git LFS, which
+    every hub takes, and not by Xet. Run it again after an interruption, and it sends only what is missing.
     """
     from converters.hub_client import HubClient
     from converters.hub_push import push
