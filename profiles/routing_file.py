@@ -88,6 +88,19 @@ def _write_safetensors(file: BinaryIO, document: str, tensors: Mapping[str, NDAr
         file.write(np.ascontiguousarray(tensor, tensor.dtype.newbyteorder("<")).data)
 
 
+def is_routing_file(path: Path) -> bool:
+    """Tell profiles and traces from everything else; raises OSError when a file cannot be read."""
+    if not path.is_file():
+        return False
+    with open(path, "rb"):  # safetensors' own error would lack the name of the file
+        pass
+    try:
+        opened: Any = safe_open(path, framework="np")
+    except SafetensorError:
+        return False
+    return METADATA_KEY in (opened.metadata() or {})
+
+
 class RoutingFile:
     """An open routing file whose metadata has been checked; tensors are read one by one."""
 

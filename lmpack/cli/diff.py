@@ -1,14 +1,29 @@
-"""lmpack diff: which experts and tensors of two packs differ, and by how much."""
+"""lmpack diff: which experts and tensors of two packs differ, and by how much; or how two profiles do.
+
+Keys of `--json`:
+    a, b                what was compared
+    equal               whether they are: exit code 0
+  of packs:
+    tensors[]           layer, expert (null: a shared tensor), name, a and b (dtype, shape; null: missing there),
+                        max_error, relative_error (null: not comparable)
+    config_keys         of values in the config that differ
+    source_files        of which more than the tensors differs
+  of profiles:
+    layers[]            layer, divergence_bits: of the choices there
+    mean_divergence_bits
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from lmpack.cli.path_argument import PackPath
+from lmpack.cli.path_argument import PackOrProfilePath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import one_line, print_json
+from lmpack.errors import ProfileError, UsageError
 from lmpack.plural import counted
 
 if TYPE_CHECKING:
@@ -22,18 +37,54 @@ if TYPE_CHECKING:
 \b
   lmpack diff qwen3-bf16.lmpack qwen3-q4.lmpack
   lmpack diff before.lmpack after.lmpack --json
+  lmpack diff code.profile.safetensors prose.profile.safetensors
 """
 )
-@click.argument("a", type=PackPath())
-@click.argument("b", type=PackPath())
+@click.argument("a", type=PackOrProfilePath())
+@click.argument("b", type=PackOrProfilePath())
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def command(a: str, b: str, as_json: bool) -> None:
-    """Say in which experts and tensors the packs A and B differ.
+    """Say in which experts and tensors the packs A and B differ, or how much the routing profiles A and B do.
 
     Quantized tensors are compared as numbers: the largest absolute error of B, and its relative error (the norm of
-    the difference over the norm of A's). Page size and compression make no difference. Exit code 0 when the packs are
-    equal, 1 when they differ. Checksums are taken from the manifests; `lmpack validate` says whether they are true.
+    the difference over the norm of A's). Page size and compression make no difference. Checksums are taken from the
+    manifests; `lmpack validate` says whether they are true.
+
+    Profiles are compared layer by layer, by the Jensen-Shannon divergence of their choices: 0 bits when both spread
+    them alike, 1 bit when they have no expert in common. Exit code 0 when A and B are equal, 1 when they differ.
     """
+    kinds = {Path(path).is_file() for path in (a, b)}
+    if len(kinds) == 2:
+        raise UsageError(f"{a} and {b}: a pack and a profile; name two of one kind")
+    equal = _diff_profiles(a, b, as_json) if kinds == {True} else _diff_packs(a, b, as_json)
+    if not equal:
+        click.get_current_context().exit(1)
+
+
+def _diff_profiles(a: str, b: str, as_json: bool) -> bool:
+    """Print how the profiles differ; return whether they are equal."""
+    from profiles.routing_profile import RoutingProfile
+
+    profile_a, profile_b = RoutingProfile.load(Path(a)), RoutingProfile.load(Path(b))
+    try:
+        divergence = profile_a.divergence(profile_b)
+    except ProfileError as error:
+        raise ProfileError(f"{a} and {b}: {error}") from None
+    mean, equal = float(divergence.mean()), not divergence.any()
+    layers = [*zip(profile_a.shape.layers, divergence.tolist(), strict=True)]
+    if as_json:
+        found = [{"layer": layer, "divergence_bits": bits} for layer, bits in layers]
+        print_json({"a": a, "b": b, "equal": equal, "layers": found, "mean_divergence_bits": mean})
+    else:
+        click.echo("layer  divergence, bits")
+        for layer, bits in layers:
+            click.echo(f"L{layer:03d} {bits:17.4f}")
+        click.echo(f"mean {mean:17.4f}")
+    return equal
+
+
+def _diff_packs(a: str, b: str, as_json: bool) -> bool:
+    """Print in what the packs differ; return whether they are equal."""
     from converters.pack_diff import diff_packs
     from lmpack.pack import Pack
 
@@ -51,8 +102,7 @@ def command(a: str, b: str, as_json: bool) -> None:
         for name in diff.source_files:
             click.echo(one_line(f"source file {name}: differs outside its tensors, or is in one pack only"))
         click.echo(_summary(diff))
-    if not diff.equal:
-        click.get_current_context().exit(1)
+    return diff.equal
 
 
 def _setting(pack: Pack, key: str) -> str:

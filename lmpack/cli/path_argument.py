@@ -61,6 +61,17 @@ class PackPath(ExistingPath):
         return given
 
 
+class PackOrProfilePath(PackPath):
+    """A pack's folder, or a file that lmpack profile wrote."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path as text."""
+        from profiles.routing_file import is_routing_file
+
+        given = os.fsdecode(ExistingPath.convert(self, value, param, ctx))
+        return given if is_routing_file(Path(given)) else super().convert(value, param, ctx)
+
+
 class NewPath(click.Path):
     """A file or folder to be written; what is there already is for the command to judge."""
 
