@@ -155,7 +155,12 @@ class _Upload:
             if isinstance(error.__cause__, httpx2.HTTPError):
                 raise error.__cause__ from error
             why = " ".join(f"{error} {error.__cause__ or ''}".split())
-            raise HubError(self._client.hide_token(f"{self._repo_id}: {why[:300]}")) from error
+            raise HubError(
+                self._client.hide_token(
+                    f"{self._repo_id}: {self._client.endpoint} did not take files ({why[:300]}); run it again, it sends "
+                    "what is missing"
+                )
+            ) from error
 
     def commit(self, operations: Sequence[CommitOperationAdd | CommitOperationDelete], message: str) -> str:
         """Make one commit, and return its id."""

@@ -76,8 +76,9 @@ class HubRepo:
                 page, following = client.get_json(following, where)
                 files |= {file.path: file for entry in page if (file := _parse_entry(entry)) is not None}
         except (JsonError, AttributeError, KeyError, TypeError) as error:
+            what = f" ({error})" if isinstance(error, JsonError) else ""
             raise HubError(
-                f"{where}: {client.endpoint} gives a malformed list of files ({error}); is it a hub?"
+                f"{where}: {client.endpoint} gives a malformed list of files{what}; is it a hub? check HF_ENDPOINT"
             ) from error
         return cls(client, repo_id, commit, tuple(files.values()))
 

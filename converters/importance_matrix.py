@@ -47,6 +47,7 @@ class ImportanceMatrix:
         file = CheckpointFile.of(path, path.name)
         if file.nbytes > MAX_NBYTES:
             raise CheckpointError(f"{path}: {file.nbytes} bytes, too large for an importance matrix")
+        file.check_fetched()
         with storage_errors(path):
             raw = path.read_bytes()
         weights = _read_gguf(path, raw) if raw.startswith(_GGUF_MAGIC) else _read_legacy(path, raw)
@@ -105,13 +106,15 @@ def _read_legacy(path: Path, raw: bytes) -> dict[str, NDArray[np.float32]]:
             num_calls, num_weights = struct.unpack_from("<ii", raw, at + 4 + length)
             at += 12 + length
             if not 0 < length <= MAX_NAME_NBYTES or num_weights < 1:
-                raise ValueError("sizes that cannot be")
+                raise ValueError(f"{name!r:.40} of {length} bytes has {num_weights} weights")
             sums: NDArray[np.float32] = np.frombuffer(raw, "<f4", num_weights, at)
             at += sums.nbytes
-            weights[name] = _checked(path, name, sums / np.float32(max(num_calls, 1)))
-    except (struct.error, ValueError) as error:
-        raise CheckpointError(f"{path}: is not an importance matrix, or a damaged one ({error})") from None
-    return weights
+            weights[name] = sums / np.float32(max(num_calls, 1))
+    except (struct.error, ValueError):
+        raise CheckpointError(
+            f"{path}: is not an importance matrix, or a damaged one; name a file that llama-imatrix wrote, or download it again"
+        ) from None
+    return {name: _checked(path, name, found) for name, found in weights.items()}
 
 
 def _checked(path: Path, name: str, weights: NDArray[np.float32]) -> NDArray[np.float32]:

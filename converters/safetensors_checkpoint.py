@@ -359,7 +359,7 @@ def _parse_object(raw: bytes, where: Path) -> dict[str, Any]:
     try:
         found = parse_json(raw)
     except JsonError as error:
-        raise CheckpointError(f"{where}: header: {error}") from error
+        raise CheckpointError(f"{where}: header: {error}; the file is damaged: download it again") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{where}: the header is not a JSON object")
     return found

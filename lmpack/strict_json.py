@@ -39,7 +39,7 @@ def parse_json(raw: bytes) -> object:
             parse_constant=_refuse_constant,
         )
     except json.JSONDecodeError as error:
-        raise JsonError(f"line {error.lineno} column {error.colno} is not JSON: {error.msg}") from None
+        raise JsonError(f"line {error.lineno} column {error.colno} is not JSON ({error.msg})") from None
     except RecursionError:
         raise JsonError("the JSON is nested too deeply") from None
 

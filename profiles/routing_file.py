@@ -112,7 +112,9 @@ class RoutingFile:
         try:
             opened: Any = safe_open(path, framework="np")
         except SafetensorError as error:
-            raise ProfileError(f"{path}: not a safetensors file, or cut short: {error}") from None
+            raise ProfileError(
+                f"{path}: not a safetensors file, or cut short ({error}); record it again"
+            ) from None
         self._file = opened
         metadata: dict[str, str] | None = opened.metadata()
         document = (metadata or {}).get(METADATA_KEY)

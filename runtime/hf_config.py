@@ -68,7 +68,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: is not JSON: {error}; download it again") from None
+        raise CheckpointError(f"{path}: is not JSON ({error}); download it again") from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{path}: holds {type(found).__name__}, expected a JSON object")
     return found

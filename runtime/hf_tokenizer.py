@@ -34,7 +34,9 @@ class HFTokenizer:
         try:
             self._library = tokenizers.Tokenizer.from_file(str(where))
         except Exception as error:  # the library raises no narrower class
-            raise CheckpointError(f"{where}: the tokenizers library cannot read it: {error}") from error
+            raise CheckpointError(
+                f"{where}: the tokenizers library cannot read it ({error}); download it again"
+            ) from error
         self._library.no_truncation()
         self._library.no_padding()
         self._encoding = threading.Lock()  # encode_special_tokens is a switch of the whole library object

@@ -153,7 +153,10 @@ def test_a_hub_that_takes_no_more_files_is_one_error(
     hub.fail("batch", Fault(status=507))
     assert run(["push", str(tiny_pack.path), REPO]) == 1
     said = capsys.readouterr().err
-    assert re.fullmatch(rf"lmpack: error: {REPO}: LFS batch .*no room.*\n", said)
+    assert re.fullmatch(
+        rf"lmpack: error: {REPO}: {hub.url} did not take files \(LFS batch .*no room.*\); run it again.*\n",
+        said,
+    )
 
 
 def test_a_hub_without_xet_is_pushed_to_where_hf_xet_is_installed(
