@@ -66,7 +66,8 @@ def vocabulary_from_gguf(metadata: Mapping[str, Any], where: str) -> Vocabulary:
         return _read(keys, pre_tokenizer_named("gemma4", where), {})
     if model == "gpt2":
         name = keys.text("pre", "default")
-        return _read(keys, pre_tokenizer_named(name, f"{where}: tokenizer.ggml.pre"), _BPE_IDS)
+        pre_tokenizer = pre_tokenizer_named(name, f"{where}: tokenizer.ggml.pre")
+        return _read(keys, pre_tokenizer, _BPE_IDS if pre_tokenizer.has_bos else {"eos": _BPE_IDS["eos"]})
     raise UnsupportedError(
         f"{where}: tokenizer.ggml.model is {model!r:.80}; known are: gpt2 (byte-level BPE), gemma4, llama (SentencePiece)"
     )

@@ -19,7 +19,6 @@ class TwinCopies:
     """
 
     def __init__(self) -> None:
-        self.num_submitted = 0
         self._ranges: list[AddressRange] = []
         self._submitted: SimpleQueue[_Copy | None] = SimpleQueue()
         self._may_go_on = threading.Condition()
@@ -40,7 +39,6 @@ class TwinCopies:
 
     def copy(self, source: Tensor, target: Tensor) -> _Copy:
         copy = _Copy(source, target)
-        self.num_submitted += 1
         self._submitted.put(copy)
         return copy
 

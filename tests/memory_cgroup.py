@@ -23,7 +23,6 @@ class MemoryCgroup:
 
     folder: Path
     peak_file: str
-    usage_file: str
 
     def run(self, command: Sequence[str], *, timeout_s: float) -> subprocess.CompletedProcess[str]:
         """Run a program whose memory and page cache count here from its first instruction on."""
@@ -61,10 +60,10 @@ def memory_cgroup(limit_nbytes: int) -> Iterator[MemoryCgroup]:
         raise NoCgroupError(f"{folder}: {error.strerror}") from None
     try:
         if version == 1:
-            made = MemoryCgroup(folder, "memory.max_usage_in_bytes", "memory.usage_in_bytes")
+            made = MemoryCgroup(folder, "memory.max_usage_in_bytes")
             limits = {"memory.limit_in_bytes": limit_nbytes, "memory.swappiness": 0}
         else:
-            made = MemoryCgroup(folder, "memory.peak", "memory.current")
+            made = MemoryCgroup(folder, "memory.peak")
             limits = {"memory.max": limit_nbytes, "memory.swap.max": 0}
         for name, value in limits.items():
             try:

@@ -122,7 +122,6 @@ def test_what_is_not_strict_json_of_ours_is_refused(raw: bytes, message: str) ->
 
 EXPERT = ("layers", 0, "experts", 1)
 FILE = ("source", "files", 0)
-ALIEN = {"file": "experts/L001/E0001.bin", "nbytes": 4096, "sha256": "0" * 64}
 FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "unknown key": (put("comment", "hi"), "manifest has unknown 'comment'"),
     "missing key": (drop("layers"), "manifest misses layers"),
