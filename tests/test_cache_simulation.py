@@ -151,14 +151,27 @@ def test_no_policy_misses_less_than_the_bound_and_all_serve_the_same_look_ups(
 
 
 def test_a_warm_start_has_the_first_experts_there_and_lets_the_first_go_last() -> None:
-    trace = record([[1, 1]]).trace(ORIGIN)
     warm = [ExpertKey(layer, expert) for layer in SHAPE.layers for expert in range(2)]
     pool = SlotPool(4, SHAPE.layers)
     policy = LRU()
     result = simulate([], pool, policy, [ExpertKey(3, 0), *warm])  # no layer 3 here
     assert result.total == CacheFigures()
     assert [policy.victim(warm[5], set(warm[:place])) for place in range(3)] == [warm[3]] * 3
-    assert simulate(trace_demands(trace, pool), pool, LRU(), warm).total.hits >= 0
+
+
+def test_a_run_that_starts_with_all_experts_misses_none() -> None:
+    trace = record([[1, 1]]).trace(ORIGIN)
+    everything = [
+        ExpertKey(layer, expert)
+        for layer, num_experts in zip(SHAPE.layers, SHAPE.num_experts, strict=True)
+        for expert in range(num_experts)
+    ]
+    pool = SlotPool(len(everything), SHAPE.layers)
+    cold, warm = (
+        simulate(trace_demands(trace, pool), pool, LRU(), start).total for start in ((), everything)
+    )
+    assert cold.misses == sum(len(np.unique(trace.topk_ids[:, row])) for row in range(SHAPE.num_layers))
+    assert warm == CacheFigures(2 * SHAPE.num_layers * SHAPE.top_k, 0, 0)
 
 
 def test_no_look_ups_count_as_all_hits() -> None:

@@ -106,16 +106,25 @@ def test_a_prompt_that_does_not_fit_is_refused(demo_pack: Path) -> None:
         next(engine.generate([1] * 9, SamplingParams()))
 
 
-@pytest.mark.parametrize("ids", [[], [-1], [4096]])
-def test_token_ids_that_are_none_are_refused(demo_pack: Path, ids: list[int]) -> None:
-    with load(demo_pack) as engine, pytest.raises(UsageError):
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([], "the prompt has no tokens"),
+        ([-1], "outside of the vocabulary"),
+        ([4096], "outside of the vocabulary"),
+    ],
+)
+def test_token_ids_that_are_none_are_refused(demo_pack: Path, ids: list[int], message: str) -> None:
+    with load(demo_pack) as engine, pytest.raises(UsageError, match=message):
         next(engine.generate(ids, SamplingParams()))
 
 
 def test_logprobs_are_sorted_and_hold_the_greedy_choice_first(demo_pack: Path) -> None:
     with load(demo_pack) as engine:
         ids = engine.tokenizer.encode(PROMPT)
-        for token in engine.generate(ids, SamplingParams(max_tokens=3, logprobs=4)):
+        tokens = list(engine.generate(ids, SamplingParams(max_tokens=3, logprobs=4, ignore_eos=True)))
+        assert len(tokens) == 3
+        for token in tokens:
             assert token.top_logprobs[0] == (token.token_id, token.logprob)
             values = [logprob for _, logprob in token.top_logprobs]
             assert values == sorted(values, reverse=True)

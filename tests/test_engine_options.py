@@ -70,7 +70,7 @@ def test_the_ranges_in_the_help_are_those_of_the_sampler(option: str, most: floa
     flag = option.replace("_", "-")
     assert re.search(rf"--{flag} FLOAT RANGE[^-]*<=?x<={most}\]", shown)
     sampling_params({option: most})
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=option):
         sampling_params({option: too_much})
 
 

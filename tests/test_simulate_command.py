@@ -154,7 +154,9 @@ def test_files_of_other_models_are_refused(
 
 def test_an_empty_trace_reads_nothing(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record([]).trace(ORIGIN).save(trace)
-    for row in simulate_json(capsys, trace, "--capacity", "50%")["runs"]:
+    rows = simulate_json(capsys, trace, "--capacity", "50%")["runs"]
+    assert rows
+    for row in rows:
         assert (row["hits"], row["misses"], row["reads_to_least"]) == (0, 0, None)
 
 

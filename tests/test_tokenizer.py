@@ -237,7 +237,14 @@ def test_texts_tell_which_tokens_end_a_generation(added: list[str], ends: set[st
         ({"add_bos_token": 1}, CheckpointError, r"add_bos_token is 1, expected true or false"),
         ({"bos_token_id": "x"}, CheckpointError, r"bos_token_id is 'x', expected a token id"),
         (
-            {"pre": "gpt-2", "bos_token_id": None, "tokens": ["a"], "merges": [""], "token_type": [1], "add_bos_token": True},
+            {
+                "pre": "gpt-2",
+                "bos_token_id": None,
+                "tokens": ["a"],
+                "merges": [""],
+                "token_type": [1],
+                "add_bos_token": True,
+            },
             CheckpointError,
             r"add_bos_token is true, and bos_token_id names no token",
         ),

@@ -12,10 +12,9 @@ from lmpack.cli.main import run
 from lmpack.expert_key import ExpertKey
 from profiles.routing_shape import RoutingShape
 from runtime.direct_store import DirectStore
-from runtime.page_cache import cached_nbytes
 from runtime.warming import hottest_first
 from tests.expert_packs import SMALL, all_keys, budget_with_slots, load, write_expert_pack
-from tests.page_cache import forget
+from tests.page_cache import forget, pages_in_cache
 from tests.tiny_routing import ORIGIN, record
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def pack(tmp_path: Path) -> Pack:
 
 
 def cached(pack: Pack) -> set[ExpertKey]:
-    return {key for key in all_keys(pack) if cached_nbytes(pack.expert_path(key))}
+    return {key for key in all_keys(pack) if pages_in_cache(pack.expert_path(key))}
 
 
 def test_everything_is_read_by_default(pack: Pack, capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,7 +126,10 @@ def test_a_session_is_kept_only_when_asked_for_and_when_it_ended_well(
 ) -> None:
     with load(demo_pack) as engine:
         engine.cache.fetch(0, [0])
-    with pytest.raises(UsageError), load(demo_pack, warm="last") as engine:
+    with (
+        pytest.raises(UsageError, match="outside of the vocabulary"),
+        load(demo_pack, warm="last") as engine,
+    ):
         engine.forward([-1], engine.new_kv())
     assert not cache_folder.exists()
 
