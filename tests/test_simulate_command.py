@@ -123,7 +123,7 @@ def test_the_table_has_a_line_per_run(trace: Path, capsys: pytest.CaptureFixture
         (["--capacity", "4GiB"], "bytes need --pack"),
         (["--capacity", "1%"], "1 of 192 experts; a token needs 4"),
         (["--capacity", "101%"], "at most 100%"),
-        (["--capacity", ""], "bytes need --pack"),
+        (["--capacity", ""], "it is empty"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(
