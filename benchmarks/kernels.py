@@ -160,7 +160,7 @@ def expert_call(
     def call(number: int) -> None:
         chosen, bank = slots[number % len(slots)], banks[number % len(banks)]
         if len(x) == 1:
-            kernels.expert_ffn(x, chosen[0].tolist(), bank)
+            kernels.expert_ffn(x, chosen.tolist(), bank)
             return
         outputs = torch.empty(chosen.numel(), HIDDEN)
         places = [(chosen.flatten() == slot).nonzero()[:, 0] for slot in range(NUM_SLOTS)]

@@ -114,24 +114,33 @@ class MoE:
         if not self.hits_first:
             fetch.wait()
         if not fetch.missing:
-            return self.kernels.expert_ffn(x, fetch.slots, bank)
+            return self.kernels.expert_ffn(x, [fetch.slots], bank)[0]
         for arrived in fetch.arrivals():
             slots = [fetch.slots[position] for position in arrived]
-            outputs[arrived] = self.kernels.expert_ffn(x, slots, bank)
+            outputs[arrived] = self.kernels.expert_ffn(x, [slots], bank)[0]
         return outputs
 
     def _prefill(self, x: Tensor, topk_ids: Tensor) -> Tensor:
-        """Expert by expert, each fetched once, in waves of what fits: [n, hidden] -> [n, top_k, hidden]."""
+        """Each expert fetched once, in waves of what fits: [n, hidden] -> [n, top_k, hidden].
+
+        Few tokens whose experts are all resident are computed at once, others expert by expert.
+        """
         cache, bank, top_k = self.cache, self.cache.bank(self.layer), topk_ids.shape[1]
+        needed = prefill_order(topk_ids.cpu().numpy())
+        capacity = cache.capacity(self.layer)
+        at_once = len(needed) <= capacity and self.kernels.computes_at_once(topk_ids.numel(), bank)
         chosen = topk_ids.flatten()
         ends = torch.bincount(chosen).cumsum(0).cpu()
         places = chosen.argsort(stable=True).tensor_split(ends[:-1])  # of each expert, in [n * top_k]
-        needed = prefill_order(topk_ids.cpu().numpy())
-        capacity = cache.capacity(self.layer)
         outputs = x.new_empty(len(chosen), x.shape[1])
         for first in range(0, len(needed), capacity):
             experts = needed[first : first + capacity]
             fetch = cache.begin(self.layer, experts)
+            if at_once and not fetch.missing:
+                slots = dict(zip(experts, fetch.slots, strict=True))
+                return self.kernels.expert_ffn(
+                    x, [[slots[e] for e in row] for row in topk_ids.tolist()], bank
+                )
             if not self.hits_first:
                 fetch.wait()
             work = (

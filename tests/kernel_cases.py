@@ -178,7 +178,7 @@ def experts_of(kernels: Kernels, x: torch.Tensor, slots: torch.Tensor, bank: Exp
     """Each token through its own slots: [n, hidden] and [n, k] -> [n, k, hidden]."""
     n, k = slots.shape
     if n == 1:
-        return kernels.expert_ffn(x, slots[0].tolist(), bank).clone()[None]
+        return kernels.expert_ffn(x, slots.tolist(), bank).clone()
     outputs = x.new_empty(n * k, x.shape[1])
     shares = []
     for slot in sorted(set(slots.flatten().tolist())):

@@ -148,6 +148,7 @@ class TestEveryKernel:
         moved, _ = bank_of(dtypes, ("gate", "up", "down"), slot_of)
         x, slots = inputs(64, HIDDEN), random_slots(64, 8)
         together = experts_of(kernels, x, slots, bank).clone()
+        assert torch.equal(kernels.expert_ffn(x, slots.tolist(), bank), together)
         alone = [experts_of(kernels, x[t : t + 1], slots[t : t + 1], bank).clone() for t in range(16)]
         assert torch.equal(torch.cat(alone), together[:16])
         one_by_one = [

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 # ggml walks over all slots of a bank in each product, about 3 ns per slot; beyond this many, one token's experts are
 # cheaper as products of their own.
 _MANY_SLOTS = 512
+# Several tokens' rows that are computed at once: with more of them an expert keeps a thread busy for long enough.
+_FEW_ROWS = 512
+_ROW_PLACES = 1 << 20  # ggml keeps 8 bytes for each slot of the bank and row
 # Weights that one thread reads in about the time in which several meet at ggml's barriers.
 _TEAM_NBYTES = 256 << 10
 _DTYPES = {torch.float32: "F32", torch.int32: "I32"}
@@ -64,20 +67,24 @@ class GGMLKernels:
     def prepare(self, weight: Weight) -> Weight:
         return self._interleaving.apply(weight)
 
-    def expert_ffn(self, x: Tensor, slots: Sequence[int], bank: ExpertBank) -> Tensor:
+    def computes_at_once(self, num_rows: int, bank: ExpertBank) -> bool:
+        return num_rows <= min(_FEW_ROWS, _ROW_PLACES // bank.num_slots)
+
+    def expert_ffn(self, x: Tensor, slots: Sequence[Sequence[int]], bank: ExpertBank) -> Tensor:
         assert x.dtype == torch.float32
-        assert len(x) == 1
         assert x.is_contiguous()
-        assert 0 <= min(slots) <= max(slots) < bank.num_slots
-        k, storage = len(slots), bank.storage.data_ptr()
-        if bank.num_slots <= _MANY_SLOTS:
+        n, k, storage = len(slots), len(slots[0]), bank.storage.data_ptr()
+        assert len(x) == n
+        assert 0 <= min(map(min, slots)) <= max(map(max, slots)) < bank.num_slots
+        if n > 1 or bank.num_slots <= _MANY_SLOTS:
             program = self._experts.get(
-                ("together", k, bank.stride, bank.num_slots, bank.parts), lambda: self._together(k, bank)
+                ("together", n, k, bank.stride, bank.num_slots, bank.parts),
+                lambda: self._together(n, k, bank),
             )
             ids = torch.tensor(slots, dtype=torch.int32)
             return program.run(self._experts.scratch, (x.data_ptr(), ids.data_ptr(), storage))
         program = self._experts.get(("apart", k, bank.parts), lambda: self._apart(k, bank))
-        experts = [storage + slot * bank.stride for slot in slots]
+        experts = [storage + slot * bank.stride for slot in slots[0]]
         return program.run(self._experts.scratch, (x.data_ptr(), *experts))
 
     def expert_ffns(self, x: Tensor, work: Iterable[ExpertRows], bank: ExpertBank, outputs: Tensor) -> None:
@@ -103,12 +110,12 @@ class GGMLKernels:
         shape = (result.ne[1], result.ne[0])
         return program.finish([result], shape, self._threads(ops.largest_product_nbytes))
 
-    def _together(self, k: int, bank: ExpertBank) -> Program:
-        """One token through k slots: each projection is one product over the whole bank."""
+    def _together(self, n: int, k: int, bank: ExpertBank) -> Program:
+        """n tokens through k slots each: each projection is one product over the whole bank."""
         experts = _checked_matrices(self._library, bank)
         program = Program(self._library)
-        x = program.input(0, "F32", experts.hidden_size, 1, 1)
-        ids = program.input(1, "I32", k, 1)
+        x = program.input(0, "F32", experts.hidden_size, 1, n)
+        ids = program.input(1, "I32", k, n)
 
         def product(matrix: ExpertMatrix, rows: TensorStruct) -> TensorStruct:
             out_features, in_features = matrix.shape
@@ -120,7 +127,7 @@ class GGMLKernels:
             return program.operation("ggml_mul_mat_id", stack, rows, ids)
 
         result = swiglu(program, experts, product, x)
-        return program.finish([result], (k, experts.hidden_size), self._threads(k * _nbytes(experts)))
+        return program.finish([result], (n, k, experts.hidden_size), self._threads(n * k * _nbytes(experts)))
 
     def _apart(self, k: int, bank: ExpertBank) -> Program:
         """One token through k experts: each projection of each is a product of its own."""
@@ -128,7 +135,7 @@ class GGMLKernels:
         program = Program(self._library)
         x = program.input(0, "F32", experts.hidden_size, 1)
         results = [expert(program, experts, 1 + number, x) for number in range(k)]
-        return program.finish(results, (k, experts.hidden_size), self._threads(_nbytes(experts)))
+        return program.finish(results, (1, k, experts.hidden_size), self._threads(_nbytes(experts)))
 
     def _threads(self, nbytes: int) -> Threadpool:
         """Who computes a program whose largest product reads this many bytes, rows times weights."""

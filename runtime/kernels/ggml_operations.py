@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from runtime.router import Router
     from runtime.step import Step
 
+# Products of queries and keys that one thread computes in less time than OpenMP's other threads spin afterwards.
+_FEW_PRODUCTS = 64 << 20
 _ROPE_PAIRS_ARE_HALVES = 2  # GGML_ROPE_TYPE_NEOX
 _DESCENDING = 1  # GGML_SORT_ORDER_DESC
 _KV_DTYPES = {"torch.float16": "F16", "torch.bfloat16": "BF16", "torch.float32": "F32"}
@@ -80,15 +82,18 @@ class GGMLOperations:
         if step.num_tokens == 1:
             return self._attend_alone(q, k, v, layer, step)
 
-        def attend_with_all_threads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            assert self.program.step is not None
+        def attend_to_past(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            step = self.program.step
+            assert step is not None
+            if q.numel() * (step.start + step.num_tokens) <= _FEW_PRODUCTS:
+                return attend(q, k, v, layer, step)
             torch.set_num_threads(self.num_threads)
             try:
-                return attend(q, k, v, layer, self.program.step)
+                return attend(q, k, v, layer, step)
             finally:
                 torch.set_num_threads(1)
 
-        return self.host(attend_with_all_threads, (q, k, v), (step.num_tokens, q.ne[0] * q.ne[1]))
+        return self.host(attend_to_past, (q, k, v), (step.num_tokens, q.ne[0] * q.ne[1]))
 
     def add(self, a: TensorStruct, b: TensorStruct) -> TensorStruct:
         return self.program.operation("ggml_add", a, b)

@@ -55,11 +55,14 @@ class Kernels(Protocol):
     def prepare(self, weight: Weight) -> Weight:
         """The same matrix as `linear` multiplies it fastest, perhaps in the same memory: the argument is used up."""
 
-    def expert_ffn(self, x: Tensor, slots: Sequence[int], bank: ExpertBank) -> Tensor:
-        """One token through every slot's down(silu(gate(x)) * up(x)), unweighted (Shazeer 2020, eq. 6).
+    def computes_at_once(self, num_rows: int, bank: ExpertBank) -> bool:
+        """Whether expert_ffn is the way for several tokens that take so many slots of this bank in all."""
 
-        x float32 [1, hidden] -> float32 [slots, hidden]. A token and an expert give the same bits whatever the slot's
-        number and the other slots. May be called from a block's host function.
+    def expert_ffn(self, x: Tensor, slots: Sequence[Sequence[int]], bank: ExpertBank) -> Tensor:
+        """Each token through its slots' down(silu(gate(x)) * up(x)), unweighted (Shazeer 2020, eq. 6).
+
+        x float32 [n, hidden], n rows of k slots -> float32 [n, k, hidden]. A token and an expert give the same bits
+        whatever the slot's number, the other slots and the other tokens. May be called from a block's host function.
         """
 
     def expert_ffns(self, x: Tensor, work: Iterable[ExpertRows], bank: ExpertBank, outputs: Tensor) -> None:

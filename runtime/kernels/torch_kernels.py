@@ -40,8 +40,16 @@ class TorchKernels:
     def prepare(self, weight: Weight) -> Weight:
         return weight
 
-    def expert_ffn(self, x: Tensor, slots: Sequence[int], bank: ExpertBank) -> Tensor:
-        return torch.cat([_expert(bank, slot)(x) for slot in slots])
+    def computes_at_once(self, num_rows: int, bank: ExpertBank) -> bool:
+        return False  # an expert is dequantised anew for each of its tokens
+
+    def expert_ffn(self, x: Tensor, slots: Sequence[Sequence[int]], bank: ExpertBank) -> Tensor:
+        return torch.stack(
+            [
+                torch.cat([_expert(bank, slot)(row) for slot in chosen])
+                for row, chosen in zip(x[:, None], slots, strict=True)
+            ]
+        )
 
     def expert_ffns(self, x: Tensor, work: Iterable[ExpertRows], bank: ExpertBank, outputs: Tensor) -> None:
         for share in work:
