@@ -91,8 +91,12 @@ class HubClient:
     def get_json(self, url: str, where: str) -> tuple[Any, str | None]:
         """Return a JSON answer, and the address of its next page when there is one."""
 
+        headers = dict(self._headers)
+        if not url.startswith(f"{self.endpoint}/"):  # a hub's next page may be another server's
+            headers.pop("Authorization", None)
+
         def ask() -> httpx2.Response:
-            response = get_session().get(url, headers=self._headers, timeout=TIMEOUT_S)
+            response = get_session().get(url, headers=headers, timeout=TIMEOUT_S)
             hf_raise_for_status(response)
             return response
 

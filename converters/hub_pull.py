@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
@@ -18,7 +18,7 @@ from converters.hub_model import indexed_weights, left_out_files
 from converters.hub_source import HubSource
 from lmpack.alignment import DEFAULT_PAGE_SIZE
 from lmpack.drive import alone_in, check_space, existing_parent, storage_errors, sync_path, sync_tree
-from lmpack.errors import HubError, PackError
+from lmpack.errors import CheckpointError, HubError, PackError, UnsupportedError, UsageError
 from lmpack.layer_entry import lay_out_parts
 from lmpack.manifest import MANIFEST_FILE, MAX_MANIFEST_NBYTES, PROFILES_FOLDER, Manifest
 from lmpack.pack_files import FOLDER, expected_files, found_files
@@ -27,7 +27,7 @@ from lmpack.tensor_info import lay_out_shared
 from lmpack.validation import validate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from converters.conversion import ConversionReport
     from converters.conversion_plan import ConversionPlan
@@ -148,11 +148,27 @@ def _pull_checkpoint(
     jobs: int | None,
     count: _Count,
 ) -> tuple[ConversionReport, tuple[str, ...]]:
-    with HubSource(repo, weights, others, folder=folder, cache=cache, progress=count) as source:
+    with (
+        HubSource(repo, weights, others, folder=folder, cache=cache, progress=count) as source,
+        _told_as_the_repositorys(repo, source.stand_ins),
+    ):
         checkpoint = source.open()
         _check_room(source, weights, plan_conversion(checkpoint), dst, cache, page_size)
         report = convert(checkpoint, dst, page_size=page_size, jobs=jobs, resume=True, files=source)
         return report, checkpoint.missing
+
+
+@contextmanager
+def _told_as_the_repositorys(repo: HubRepo, stand_ins: Path) -> Iterator[None]:
+    """Say of what is wrong with a checkpoint where it is so: what stands in for it here nobody can mend."""
+    try:
+        yield
+    except (CheckpointError, UnsupportedError, UsageError) as error:
+        text, here = str(error), os.fspath(stand_ins)
+        if here not in text:
+            raise
+        text = text.replace(f"{here}/", f"{repo.repo_id}: ").replace(here, repo.repo_id)
+        raise type(error)(f"{text} (so it is in the repository: tell its owner, or pull another)") from error
 
 
 def _check_room(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_REVISION = "main"
 MAX_FILES = 1_000_000
+MAX_PAGES = 10_000  # of a list of files; the hub puts a thousand on each
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 _OBJECT_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
@@ -72,7 +73,11 @@ class HubRepo:
             commit = check_pattern(info.get("sha"), _OBJECT_ID, "sha", "a commit")
             files: dict[str, HubFile] = {}
             following: str | None = f"{base}/tree/{commit}?recursive=true&expand=false"
+            asked: set[str] = set()
             while following is not None and len(files) < MAX_FILES:
+                if following in asked or len(asked) == MAX_PAGES:
+                    raise JsonError("its pages have no end")
+                asked.add(following)
                 page, following = client.get_json(following, where)
                 files |= {file.path: file for entry in page if (file := _parse_entry(entry)) is not None}
         except (JsonError, AttributeError, KeyError, TypeError) as error:

@@ -47,7 +47,7 @@ class HubSource:
         self.others = {file.path: file for file in others}
         self.progress = progress
         self._cache = cache
-        self._stand_ins = folder / "checkpoint"
+        self.stand_ins = folder / "checkpoint"
         self._files = folder / "files"
         self._header_nbytes: dict[str, int] = {}
         self._order: list[str] = []
@@ -71,10 +71,10 @@ class HubSource:
         for file in self.weights.values():
             self._make_stand_in(file)
         download_all(
-            self.repo, [(file, self._stand_ins / path) for path, file in self.others.items()], self.progress
+            self.repo, [(file, self.stand_ins / path) for path, file in self.others.items()], self.progress
         )
         first = min(self.weights)
-        checkpoint = open_checkpoint(self._stand_ins / first if first.endswith(".gguf") else self._stand_ins)
+        checkpoint = open_checkpoint(self.stand_ins / first if first.endswith(".gguf") else self.stand_ins)
         self._order = [file.name for file in checkpoint.files if file.name in self.weights]
         return checkpoint
 
@@ -119,7 +119,7 @@ class HubSource:
         return path
 
     def _make_stand_in(self, file: HubFile) -> None:
-        path = self._stand_ins / file.name
+        path = self.stand_ins / file.name
         with storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as written:

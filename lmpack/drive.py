@@ -26,6 +26,7 @@ _ADVICE = {
     errno.ENAMETOOLONG: "the name is too long for this file system; choose a shorter one",
     errno.ENOTDIR: "a file stands where a folder is needed; choose another destination",
     errno.ENOENT: "no such file or folder",
+    errno.EEXIST: "something else has this name; move it away, or choose another",
     errno.EISDIR: "is a folder, expected a file",
     errno.EMFILE: "too many open files; raise the limit with: ulimit -n 65536",
     errno.EIO: "the drive reports an input/output error; check it before you trust it",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SOURCE_KINDS = ("gguf", "safetensors")
 KEPT_FOLDER = "source/"
 REST_SUFFIX = ".rest"
+MAX_NAME_NBYTES = 255  # what file systems hold
 MAX_PATH = 1024
 MAX_FOLDER = 4096
 """The longest path that Linux opens."""
@@ -87,10 +88,11 @@ def check_relative_path(value: object, at: str) -> str:
     if (
         "\\" in path
         or path[1:2] == ":"
-        or any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts)
+        or any(part in ("", ".", "..") or len(part.encode()) > MAX_NAME_NBYTES for part in parts)
     ):
         raise JsonError(
-            f"{at}: expected a relative path with / that stays inside its folder, got {shown(path)}"
+            f"{at}: expected a relative path with / that stays inside its folder, of names of at most {MAX_NAME_NBYTES} "
+            f"bytes, got {shown(path)}"
         )
     return path
 
@@ -144,6 +146,7 @@ def _parse_file(value: object, at: str, sizes: _TensorSizes) -> SourceFile:
         end = segment.offset + segment.nbytes
         covered += segment.nbytes
     kept = kept_path_of(name, has_segments=bool(segments))
+    check_relative_path(kept, f"{at} kept")
     if fields["kept"] != kept:
         raise JsonError(f"{at} kept: expected {kept!r}, got {shown(fields['kept'])}")
     kept_nbytes = check_int(fields["kept_nbytes"], f"{at} kept_nbytes")

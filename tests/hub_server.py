@@ -62,9 +62,8 @@ class HubServer:
         self.blobs: dict[str, bytes] = {}  # sha256 -> what was uploaded
         self.faults: dict[str, list[Fault]] = {}
         self.requests: list[Request] = []
-        self.withheld: set[str] = (
-            set()
-        )  # headers that its answers about files lack, as those of a careless mirror
+        self.withheld: set[str] = set()  # headers that its answers about files lack
+        self.next_page: Callable[[int], str] | None = None  # what it says of the page that comes next
         self.lock = threading.Lock()
         self._hub = _start(self, _HubHandler)
         self._store = _start(self, _StoreHandler)
@@ -296,8 +295,10 @@ class _HubHandler(_Handler):
         entries += [tree_entry(name, raw) for name, raw in sorted(files.items())]
         following = start + PAGE_NUM_FILES
         links: dict[str, Any] = {}
-        if following < len(entries):
+        if following < len(entries) or self.hub.next_page is not None:
             address = f"{self.hub.url}{urlsplit(self.path).path}?recursive=true&cursor={following}"
+            if self.hub.next_page is not None:
+                address = self.hub.next_page(start)
             links["Link"] = f'<{address}>; rel="next"'
         self.answer_json(entries[start:following], **links)
 

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 from huggingface_hub import constants
 
+import converters.hub_repo
 from lmpack.cli.main import run
 from tests.gguf_fixtures import METADATA, gguf_bytes, moe_tensors
 from tests.hub_server import Fault, HubServer, hub_server
+from tests.safetensors_fixtures import moe_tensors as hf_moe_tensors
+from tests.safetensors_fixtures import write_hf_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 REPO = "owner/model"
@@ -61,6 +64,62 @@ def test_an_endpoint_that_is_no_hub(
     assert "gives a malformed list of files" in error_of(["pull", REPO], capsys)
     monkeypatch.setenv("HF_ENDPOINT", "hub.example")
     assert "HF_ENDPOINT is 'hub.example', expected https://" in error_of(["pull", REPO], capsys, 2)
+
+
+@pytest.mark.parametrize("step", [0, 1], ids=["the same page", "one more page"])
+def test_a_list_of_files_without_an_end(
+    hub: HubServer, step: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(converters.hub_repo, "MAX_PAGES", 20)
+    hub.add(REPO, {"m.gguf": gguf_bytes(moe_tensors(), METADATA)})
+    commit = hub.repos[REPO].branches["main"].commit
+    hub.next_page = lambda start: f"{hub.url}/api/models/{REPO}/tree/{commit}?cursor={start + step}"
+    assert "gives a malformed list of files (its pages have no end)" in error_of(["pull", REPO], capsys)
+
+
+def test_no_other_server_gets_the_token_by_a_next_page(
+    hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.add(REPO, {"m.gguf": gguf_bytes(moe_tensors(), METADATA)})
+    commit = hub.repos[REPO].branches["main"].commit
+    host = hub.url.replace("127.0.0.1", "localhost")
+    hub.next_page = lambda start: f"{host}/api/models/{REPO}/tree/{commit}?cursor={start + 1}"
+    error_of(["pull", REPO, "--token", "hf_secret"], capsys)
+    first, *others = [request for request in hub.requests if "/tree/" in request.path]
+    assert first.has_token
+    assert others
+    assert not any(request.has_token for request in others)
+
+
+INCOMPLETE: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
+    "a shard is missing": (
+        lambda files: files.pop("model-00002-of-00002.safetensors"),
+        "error: owner/model: shard model-00002-of-00002.safetensors is missing",
+    ),
+    "a page": (
+        lambda files: files.update({"config.json": b"<html>"}),
+        "error: owner/model: config.json: is a web page",
+    ),
+    "two files of one name in a pack": (
+        lambda files: files.update({"model-00001-of-00002.safetensors.rest": b""}),
+        "error: owner/model: source file 'model-00001-of-00002.safetensors.rest': its name or",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", INCOMPLETE)
+def test_what_is_wrong_with_a_repository_is_not_blamed_on_the_local_folder(
+    hub: HubServer, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change, message = INCOMPLETE[what]
+    tensors = hf_moe_tensors()
+    folder = write_hf_folder(tmp_path / "hf", [tensors[:9], tensors[9:]])
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    change(files)
+    hub.add(REPO, files)
+    said = error_of(["pull", REPO], capsys)
+    assert message in said
+    assert said.endswith("(so it is in the repository: tell its owner, or pull another)\n")
 
 
 @pytest.mark.parametrize("token", [None, "hf_secret"])

@@ -80,6 +80,19 @@ def test_what_is_no_file_is_no_checkpoint(
     assert f"{name}: is {kind}, expected a regular file" in refusal(line.format(name).split(), capsys)
 
 
+def test_a_name_too_long_for_a_pack_is_refused_before_anything_is_written(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "model-00002-of-00002.safetensors").rename(folder / f"{'z' * 239}.safetensors")
+    (folder / "model-00001-of-00002.safetensors").rename(folder / "a.safetensors")
+    line = refusal(["convert", "hf", "out.lmpack"], capsys)
+    assert (
+        "kept: expected a relative path with / that stays inside its folder, of names of at most 255 bytes"
+        in line
+    )
+
+
 @pytest.mark.parametrize("kind", KINDS[:3])
 def test_a_manifest_that_is_no_file_is_named_and_repaired(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
