@@ -11,7 +11,7 @@ import struct
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import hypothesis
 import pytest
@@ -20,6 +20,11 @@ from lmpack.dtype import dtype_nbytes
 from lmpack.manifest import Manifest, Source, SourceFile, SourceSegment
 from lmpack.pack import Pack
 from lmpack.pack_writer import PackWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.hub_server import HubServer
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported, as lmpack.cli.main does it
 
@@ -50,6 +55,16 @@ def a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 3_999_999_999)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
+    """A hub on this machine, the only one that can be reached, and the test's folder to work in."""
+    from tests.hub_server import hub_server
+
+    monkeypatch.chdir(tmp_path)
+    with hub_server(monkeypatch, tmp_path) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmpack.errors import BudgetError
 from lmpack.expert_key import ExpertKey
 from lmpack.pack import Pack
 from profiles.cache_simulation import CacheFigures, simulate, trace_demands
@@ -24,6 +22,7 @@ from profiles.routing_shape import RoutingShape
 from profiles.slot_pool import SlotPool
 from runtime.engine import Engine
 from runtime.sampler import SamplingParams
+from tests.smallest_budget import smallest_budget
 from tests.tiny_routing import ORIGIN, SHAPE, record
 
 if TYPE_CHECKING:
@@ -56,9 +55,7 @@ def run_engine(pack: Path, **options: Any) -> tuple[CacheFigures, RoutingTrace, 
 
 @pytest.fixture(scope="module")
 def smallest_ram(demo_pack: Path) -> int:
-    with pytest.raises(BudgetError) as caught:
-        Engine.load(demo_pack, ram=1, context_length=128)
-    return int(re.findall(r"(\d+) bytes", str(caught.value))[-1])
+    return smallest_budget(lambda: Engine.load(demo_pack, ram=1, context_length=128))
 
 
 @pytest.mark.parametrize("extra_nbytes", [0, 6 << 20])

@@ -14,38 +14,23 @@ from lmpack.cli import run
 from lmpack.errors import BudgetError, UnsupportedError, UsageError
 from runtime.engine import Engine
 from runtime.sampler import SamplingParams
+from tests.greedy_logits import PROMPT, greedy_logits
+from tests.smallest_budget import smallest_budget
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 MIB = 1 << 20
-PROMPT = "Once upon a time there was a little rabbit who"
 
 
 def load(pack: Path, device: str = "twin", **options: Any) -> Engine:
     return Engine.load(pack, device=device, context_length=128, **options)
 
 
-def prefill_and_decode(engine: Engine) -> torch.Tensor:
-    """Logits of a prompt's every position and of a few decoded tokens."""
-    ids = engine.tokenizer.encode(PROMPT)
-    kv = engine.new_kv()
-    rows = [engine.forward(ids, kv, all_logits=True)]
-    for _ in range(4):
-        rows.append(engine.forward([int(rows[-1][-1].argmax())], kv))
-    return torch.cat(rows)
-
-
-def smallest(pack: Path, **options: Any) -> int:
-    with pytest.raises(BudgetError) as caught:
-        load(pack, **options)
-    return int(re.findall(r"(\d+) bytes", str(caught.value))[-1])
-
-
 @pytest.fixture(scope="module")
 def reference(demo_pack: Path) -> torch.Tensor:
     with load(demo_pack, "cpu", kernels="torch") as engine:
-        return prefill_and_decode(engine)
+        return greedy_logits(engine, 4)
 
 
 @pytest.mark.parametrize(
@@ -54,10 +39,10 @@ def reference(demo_pack: Path) -> torch.Tensor:
 def test_any_split_gives_the_bits_of_the_processor_alone(
     demo_pack: Path, reference: torch.Tensor, vram_extra: int, ram_extra: int
 ) -> None:
-    vram = smallest(demo_pack, vram=1) + vram_extra
-    ram = smallest(demo_pack, vram=vram, ram=1) + ram_extra
+    vram = smallest_budget(lambda: load(demo_pack, vram=1)) + vram_extra
+    ram = smallest_budget(lambda: load(demo_pack, vram=vram, ram=1)) + ram_extra
     with load(demo_pack, vram=vram, ram=ram) as engine:
-        assert torch.equal(prefill_and_decode(engine), reference)
+        assert torch.equal(greedy_logits(engine, 4), reference)
         stats = engine.stats()
     assert stats.evictions > 0
     assert stats.ram_tier_nbytes >= 4 * engine.budget.layouts[0].stride
@@ -68,10 +53,10 @@ def test_any_split_gives_the_bits_of_the_processor_alone(
 
 
 def test_a_budget_below_the_smallest_names_its_option_and_the_smallest(demo_pack: Path) -> None:
-    vram = smallest(demo_pack, vram=1)
+    vram = smallest_budget(lambda: load(demo_pack, vram=1))
     with pytest.raises(BudgetError, match=rf"device memory budget.*--vram \d+MiB.* {vram} bytes"):
         load(demo_pack, vram=vram - 1)
-    ram = smallest(demo_pack, vram=vram, ram=1)
+    ram = smallest_budget(lambda: load(demo_pack, vram=vram, ram=1))
     with pytest.raises(BudgetError, match=rf"the memory budget.*--ram \d+MiB or more; .* {ram} bytes"):
         load(demo_pack, vram=vram, ram=ram - 1)
 
@@ -125,8 +110,9 @@ def test_the_twin_is_in_no_help_text() -> None:
 def test_a_gpu_continues_as_the_processor_does(
     demo_pack: Path, reference: torch.Tensor, vram_extra: int
 ) -> None:
-    with load(demo_pack, "cuda", vram=smallest(demo_pack, device="cuda", vram=1) + vram_extra) as engine:
-        torch.testing.assert_close(prefill_and_decode(engine), reference, atol=2e-2, rtol=0)
+    vram = smallest_budget(lambda: load(demo_pack, "cuda", vram=1)) + vram_extra
+    with load(demo_pack, "cuda", vram=vram) as engine:
+        torch.testing.assert_close(greedy_logits(engine, 4), reference, atol=2e-2, rtol=0)
         ids = engine.tokenizer.encode(PROMPT)
         on_gpu = [token.token_id for token in engine.generate(ids, SamplingParams(max_tokens=16))]
     with load(demo_pack, "cpu", kernels="torch") as engine:

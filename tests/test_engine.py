@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,40 +10,28 @@ import torch
 from lmpack.errors import BudgetError, UnsupportedError, UsageError
 from runtime.engine import Engine
 from runtime.sampler import SamplingParams
+from tests.greedy_logits import PROMPT, greedy_logits
+from tests.smallest_budget import smallest_budget
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 CONTEXT = 256
-PROMPT = "Once upon a time there was a little rabbit who lived in a hollow tree."
 
 
 def load(pack: Path, **options: Any) -> Engine:
     return Engine.load(pack, context_length=CONTEXT, **options)
 
 
-def prefill_and_decode(engine: Engine) -> torch.Tensor:
-    """Logits of a prompt's every position and of a few decoded tokens."""
-    ids = engine.tokenizer.encode(PROMPT)
-    kv = engine.new_kv()
-    rows = [engine.forward(ids, kv, all_logits=True)]
-    for _ in range(6):
-        rows.append(engine.forward([int(rows[-1][-1].argmax())], kv))
-    return torch.cat(rows)
-
-
 @pytest.fixture(scope="module")
 def smallest_ram(demo_pack: Path) -> int:
-    """The smallest legal budget in bytes, as the error for a smaller one names it."""
-    with pytest.raises(BudgetError) as caught:
-        load(demo_pack, ram=1 << 20)
-    return int(re.findall(r"(\d+) bytes", str(caught.value))[-1])
+    return smallest_budget(lambda: load(demo_pack, ram=1))
 
 
 @pytest.fixture(scope="module")
 def reference(demo_pack: Path) -> torch.Tensor:
     with load(demo_pack, io="direct") as engine:
-        return prefill_and_decode(engine)
+        return greedy_logits(engine, 6)
 
 
 @pytest.mark.parametrize("io", ["mmap", "direct"])
@@ -53,7 +40,7 @@ def test_any_legal_budget_gives_the_same_bits(
     demo_pack: Path, smallest_ram: int, reference: torch.Tensor, io: str, extra_nbytes: int
 ) -> None:
     with load(demo_pack, ram=smallest_ram + extra_nbytes, io=io) as engine:
-        assert torch.equal(prefill_and_decode(engine), reference)
+        assert torch.equal(greedy_logits(engine, 6), reference)
         assert (engine.cache.evictions > 0) == (extra_nbytes < 1 << 24)
 
 

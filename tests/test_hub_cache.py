@@ -12,17 +12,10 @@ from huggingface_hub import constants, hf_hub_download
 from lmpack.cli.main import run
 from lmpack.errors import HubError
 from tests.gguf_fixtures import METADATA, gguf_bytes, moe_tensors
-from tests.hub_server import HubServer, hub_server
 from tests.test_hub_pull import REPO, pulled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    with hub_server(monkeypatch, tmp_path) as server:
-        yield server
+    from tests.hub_server import HubServer
 
 
 def test_a_kept_source_is_where_other_programs_find_it(hub: HubServer, tmp_path: Path) -> None:

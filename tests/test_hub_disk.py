@@ -15,21 +15,14 @@ from converters.hub_pull import download_folder, pull
 from converters.hub_repo import HubRepo
 from lmpack.errors import HubError, UsageError
 from lmpack.validation import validate
-from tests.hub_server import Fault, HubServer, hub_server
+from tests.hub_server import Fault, HubServer
 from tests.safetensors_fixtures import moe_tensors, safetensors_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 REPO = "owner/model"
 SLACK_NBYTES = 256 << 10  # headers of the stand-ins, the journal, folders
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    with hub_server(monkeypatch, tmp_path) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

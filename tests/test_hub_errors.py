@@ -12,22 +12,15 @@ from huggingface_hub import constants
 import converters.hub_repo
 from lmpack.cli.main import run
 from tests.gguf_fixtures import METADATA, gguf_bytes, moe_tensors
-from tests.hub_server import Fault, HubServer, hub_server
+from tests.hub_server import Fault, HubServer
 from tests.safetensors_fixtures import moe_tensors as hf_moe_tensors
 from tests.safetensors_fixtures import write_hf_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 REPO = "owner/model"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    with hub_server(monkeypatch, tmp_path) as server:
-        monkeypatch.chdir(tmp_path)
-        yield server
 
 
 def error_of(args: list[str], capsys: pytest.CaptureFixture[str], code: int = 1) -> str:

@@ -22,12 +22,12 @@ from lmpack.errors import HubError, PackError, StorageError, UsageError
 from lmpack.pack import Pack
 from lmpack.validation import validate
 from tests.gguf_fixtures import METADATA, gguf_bytes, moe_tensors, write_shards
-from tests.hub_server import Fault, HubServer, hub_server
+from tests.hub_server import Fault, HubServer
+from tests.round_trip import files_below
 from tests.safetensors_fixtures import moe_tensors as hf_moe_tensors
 from tests.safetensors_fixtures import write_hf_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from converters.hub_pull import PullReport
@@ -35,16 +35,6 @@ if TYPE_CHECKING:
 
 REPO = "owner/model-GGUF"
 MODES = pytest.mark.parametrize("discard_source", [False, True], ids=["kept", "discarded"])
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    with hub_server(monkeypatch, tmp_path) as server:
-        yield server
-
-
-def read_folder(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def split_set(folder: Path, stem: str = "model-Q4_K_M", dtype: str = "F16") -> list[Path]:
@@ -91,7 +81,7 @@ def test_safetensors_come_with_their_small_files_and_without_other_weights(
     )
     convert(folder, tmp_path / "wanted.lmpack")
     unwanted = {"pytorch_model.bin": bytes(3000), "consolidated.safetensors": b"x" * 3000, ".cache/x": b"x"}
-    hub.add("owner/model", read_folder(folder) | unwanted)
+    hub.add("owner/model", files_below(folder) | unwanted)
     pulled(tmp_path / "m.lmpack", "owner/model", discard_source=discard_source)
     assert pack_id(tmp_path / "m.lmpack") == pack_id(tmp_path / "wanted.lmpack")
     assert not [name for name in unwanted if hub.asked(f"/{name}")]
@@ -102,7 +92,7 @@ def test_what_is_no_part_of_the_checkpoint_is_named_as_convert_names_it(
 ) -> None:
     folder = write_hf_folder(tmp_path / "source", [hf_moe_tensors()[:6], hf_moe_tensors()[6:]])
     (folder / "tokenizer.json").unlink(missing_ok=True)
-    files = read_folder(folder) | {"pytorch_model.bin": b"x", "consolidated.safetensors": b"x" * 99}
+    files = files_below(folder) | {"pytorch_model.bin": b"x", "consolidated.safetensors": b"x" * 99}
     for name, raw in files.items():
         (folder / name).write_bytes(raw)
     hub.add("owner/model", files | {".cache/x.bin": b"x"})
@@ -124,18 +114,18 @@ def test_what_is_no_part_of_the_checkpoint_is_named_as_convert_names_it(
 
 
 def test_a_ready_pack_is_fetched_and_validated(hub: HubServer, tmp_path: Path, tiny_pack: TinyPack) -> None:
-    files = read_folder(tiny_pack.path)
+    files = files_below(tiny_pack.path)
     hub.add("owner/tiny.lmpack", files | {"README.md": b"# a card\n", ".gitattributes": b"*"})
     report = pulled(tmp_path / "m.lmpack", "owner/tiny.lmpack")
     assert report.kind == "pack"
-    assert read_folder(tmp_path / "m.lmpack") == files
+    assert files_below(tmp_path / "m.lmpack") == files
     assert not download_folder(tmp_path / "m.lmpack").exists()
 
 
 def test_a_pack_with_a_damaged_file_is_refused_and_fetched_again_next_time(
     hub: HubServer, tmp_path: Path, tiny_pack: TinyPack
 ) -> None:
-    files = read_folder(tiny_pack.path)
+    files = files_below(tiny_pack.path)
     damaged = files["experts/L001/E0001.bin"]
     hub.add("owner/tiny", files | {"experts/L001/E0001.bin": damaged[:-1] + b"\x01"})
     with pytest.raises(
@@ -149,14 +139,14 @@ def test_a_pack_with_a_damaged_file_is_refused_and_fetched_again_next_time(
     left.mkdir()
     (left / "E0000.bin").write_bytes(b"of another revision")
     pulled(tmp_path / "m.lmpack", "owner/tiny")
-    assert read_folder(tmp_path / "m.lmpack") == files
+    assert files_below(tmp_path / "m.lmpack") == files
     assert len(hub.asked("/resolve/")) == 2  # the manifest and the one bad file
 
 
 def test_a_pack_that_lacks_a_file_is_refused_before_anything_large_comes(
     hub: HubServer, tmp_path: Path, tiny_pack: TinyPack
 ) -> None:
-    files = read_folder(tiny_pack.path)
+    files = files_below(tiny_pack.path)
     del files["experts/L003/E0001.bin"]
     hub.add("owner/tiny", files)
     with pytest.raises(

@@ -19,12 +19,12 @@ from lmpack.cli.main import run
 from lmpack.errors import HubError, PackError
 from lmpack.pack import Pack
 from tests.gguf_fixtures import METADATA, gguf_bytes, moe_tensors
-from tests.hub_server import Fault, HubServer, hub_server
+from tests.hub_server import Fault, HubServer
+from tests.round_trip import files_below
 from tests.safetensors_fixtures import SMALL_FILES, write_hf_folder
 from tests.safetensors_fixtures import moe_tensors as hf_moe_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.conftest import TinyPack
@@ -35,14 +35,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    with hub_server(monkeypatch, tmp_path) as server:
-        monkeypatch.setenv("HF_TOKEN", server.token)
-        yield server
-
-
-def read_folder(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+def hub(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> HubServer:
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    return hub
 
 
 def front_matter(card: bytes) -> dict[str, object]:
@@ -58,9 +53,9 @@ def card_of(hub: HubServer, path: Path) -> bytes:
 def test_a_pushed_pack_comes_back_the_same(hub: HubServer, tmp_path: Path, tiny_pack: TinyPack) -> None:
     assert run(["push", str(tiny_pack.path), REPO]) == 0
     there = hub.repos[REPO].branches["main"].files
-    assert there.keys() - read_folder(tiny_pack.path).keys() == {"README.md", ".gitattributes"}
+    assert there.keys() - files_below(tiny_pack.path).keys() == {"README.md", ".gitattributes"}
     assert run(["pull", REPO, str(tmp_path / "back.lmpack")]) == 0
-    assert read_folder(tmp_path / "back.lmpack") == read_folder(tiny_pack.path)
+    assert files_below(tmp_path / "back.lmpack") == files_below(tiny_pack.path)
 
 
 def test_the_command_prints_where_the_pack_is(
@@ -98,7 +93,7 @@ def test_another_pack_replaces_the_first_and_leaves_foreign_files(
     monkeypatch.setattr(converters.hub_push, "COMMIT_NUM_FILES", 3)
     report = push(HubClient(), tmp_path / "m.lmpack", REPO)
     foreign = {"README.md": b"mine", "notes.txt": b"x", ".gitattributes": b"*.bin lfs\n"}
-    assert hub.repos[REPO].branches["main"].files == read_folder(tmp_path / "m.lmpack") | foreign
+    assert hub.repos[REPO].branches["main"].files == files_below(tmp_path / "m.lmpack") | foreign
     assert not report.has_new_card
     assert hub.repos[REPO].messages[1].startswith("Replace the pack")
 
@@ -114,7 +109,7 @@ def test_an_interrupted_push_leaves_no_manifest_and_goes_on(
     assert len(there) == 4
     assert "manifest.json" not in there
     push(HubClient(), tiny_pack.path, REPO)
-    assert hub.repos[REPO].branches["main"].files.items() >= read_folder(tiny_pack.path).items()
+    assert hub.repos[REPO].branches["main"].files.items() >= files_below(tiny_pack.path).items()
     uploads = [request.path for request in hub.asked("/upload/", "PUT")]
     assert len(uploads) == len(set(uploads))
 
@@ -133,7 +128,7 @@ def test_an_upload_is_tried_again_when_huggingface_hub_gave_it_up(
     waited: list[float] = []
     push(HubClient(wait=waited.append), tiny_pack.path, REPO)
     assert waited == [0]
-    assert hub.repos[REPO].branches["main"].files.items() >= read_folder(tiny_pack.path).items()
+    assert hub.repos[REPO].branches["main"].files.items() >= files_below(tiny_pack.path).items()
 
 
 def test_a_hub_that_stays_busy_is_given_up_within_a_minute(

@@ -12,24 +12,14 @@ from lmpack.cli.main import run
 from lmpack.validation import validate
 from tests.compressed_packs import trained_tensors, write_gguf
 from tests.gguf_fixtures import METADATA, gguf_bytes, moe_tensors
-from tests.hub_server import HubServer, hub_server
+from tests.round_trip import files_below
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.hub_server import HubServer
+
 REPO = "owner/model"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    with hub_server(monkeypatch, tmp_path) as server:
-        monkeypatch.chdir(tmp_path)
-        yield server
-
-
-def read_folder(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 @pytest.fixture
@@ -67,7 +57,7 @@ def test_a_bad_expert_comes_from_the_gguf_by_its_byte_ranges(hub: HubServer, pac
 
 
 def test_a_bad_file_comes_from_another_copy_of_the_pack(hub: HubServer, pack: Path) -> None:
-    hub.add(REPO, read_folder(pack) | {"README.md": b"# a card"})
+    hub.add(REPO, files_below(pack) | {"README.md": b"# a card"})
     damage(pack / "experts/L001/E0002.bin")
     (pack / "experts/L000/E0000.bin").unlink()
     assert run(["validate", str(pack), "--repair", f"hf://{REPO}"]) == 0

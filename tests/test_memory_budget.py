@@ -15,6 +15,7 @@ from lmpack.errors import BudgetError
 from runtime.free_memory import free_memory_nbytes, peak_resident_nbytes
 from runtime.memory_budget import Memory, MemoryBudget, process_nbytes
 from tests.expert_packs import LAYERS, SMALL, identical_experts
+from tests.smallest_budget import smallest_budget
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,9 +45,7 @@ def plan(manifest: Manifest, ram_nbytes: int | None, top_k: int = 2) -> MemoryBu
 
 def smallest_nbytes(manifest: Manifest, top_k: int = 2) -> int:
     """What the error for a budget of nothing names."""
-    with pytest.raises(BudgetError) as caught:
-        plan(manifest, 0, top_k)
-    return int(re.findall(r"(\d+) bytes", str(caught.value))[-1])
+    return smallest_budget(lambda: plan(manifest, 0, top_k))
 
 
 def spent_nbytes(budget: MemoryBudget) -> int:

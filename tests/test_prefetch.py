@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 from dataclasses import replace
@@ -14,13 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from lmpack.errors import BudgetError, ProfileError, StorageError, UsageError
+from lmpack.errors import ProfileError, StorageError, UsageError
 from lmpack.pack import Pack
 from profiles.routing_profile import RoutingProfile
 from profiles.routing_recorder import RoutingRecorder
 from profiles.routing_shape import RoutingShape
 from runtime.engine import Engine
 from runtime.transition_predictor import TransitionPredictor
+from tests.smallest_budget import smallest_budget
 from tests.tiny_routing import ORIGIN, record
 
 if TYPE_CHECKING:
@@ -72,9 +72,7 @@ def decode(engine: Engine) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def ram(demo_pack: Path) -> int:
     """Little more than the smallest legal budget in bytes."""
-    with pytest.raises(BudgetError) as caught:
-        load(demo_pack, ram=1 << 20)
-    return int(re.findall(r"(\d+) bytes", str(caught.value))[-1]) + (1 << 20)
+    return smallest_budget(lambda: load(demo_pack, ram=1)) + (1 << 20)
 
 
 @pytest.fixture(scope="module")

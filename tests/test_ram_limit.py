@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -14,10 +13,10 @@ import pytest
 
 import lmpack
 from converters.conversion import convert
-from lmpack.errors import BudgetError
 from runtime.engine import Engine
 from tests.memory_cgroup import NoCgroupError, memory_cgroup
 from tests.page_cache import forget
+from tests.smallest_budget import smallest_budget
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,12 +26,6 @@ if TYPE_CHECKING:
 SLACK = 1.05
 CONTEXT = 256
 PROMPT = (Path(lmpack.__file__).parent / "demo" / "heldout.txt").read_text(encoding="utf-8")[:600]
-
-
-def smallest_ram(pack: Path) -> int:
-    with pytest.raises(BudgetError) as refusal:
-        Engine.load(pack, ram=1, context_length=CONTEXT)
-    return int(re.findall(r"(\d+) bytes", str(refusal.value))[-1])
 
 
 @contextmanager
@@ -80,7 +73,7 @@ def large_pack(demo_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.mark.parametrize("io", ["direct", "mmap"])
 def test_a_run_takes_no_more_than_its_budget_where_there_is_more(large_pack: Path, io: str) -> None:
-    ram_nbytes = smallest_ram(large_pack) + (16 << 20)
+    ram_nbytes = smallest_budget(lambda: Engine.load(large_pack, ram=1, context_length=CONTEXT)) + (16 << 20)
     forget((large_pack / "experts").rglob("*.bin"))  # what is in the page cache already is charged to others
     with cgroup_of(4 * ram_nbytes) as cgroup:
         stats = run(cgroup, large_pack, "--ram", str(ram_nbytes), "--io", io)
@@ -91,7 +84,7 @@ def test_a_run_takes_no_more_than_its_budget_where_there_is_more(large_pack: Pat
 
 @pytest.mark.parametrize("io", ["direct", "mmap"])
 def test_a_run_lives_within_a_cgroup_of_its_budget(demo_pack: Path, io: str) -> None:
-    ram_nbytes = smallest_ram(demo_pack) + (4 << 20)
+    ram_nbytes = smallest_budget(lambda: Engine.load(demo_pack, ram=1, context_length=CONTEXT)) + (4 << 20)
     with cgroup_of(ram_nbytes) as cgroup:
         stats = run(cgroup, demo_pack, "--ram", str(ram_nbytes), "--io", io)
         assert cgroup.num_killed() == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from lmpack.cli.main import run
-from lmpack.errors import BudgetError, ProfileError, StorageError, UsageError
+from lmpack.errors import ProfileError, StorageError, UsageError
 from lmpack.expert_key import ExpertKey
 from lmpack.pack import Pack
 from profiles.last_session import LastSession
@@ -20,6 +19,8 @@ from profiles.routing_recorder import RoutingRecorder
 from profiles.routing_shape import RoutingShape
 from profiles.warm_start import WarmStart
 from runtime.engine import Engine
+from tests.greedy_logits import greedy_logits
+from tests.smallest_budget import smallest_budget
 from tests.tiny_routing import ORIGIN, record
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
     from lmpack.manifest import Manifest
     from profiles.routing_profile import RoutingProfile
-
-TEXT = "Once upon a time there was a little rabbit who lived in a hollow tree."
 
 
 @pytest.fixture(autouse=True)
@@ -44,18 +43,7 @@ def manifest(demo_pack: Path) -> Manifest:
 
 @pytest.fixture(scope="module")
 def smallest_ram(demo_pack: Path) -> int:
-    with pytest.raises(BudgetError) as caught:
-        Engine.load(demo_pack, ram=1, context_length=64)
-    return int(re.findall(r"(\d+) bytes", str(caught.value))[-1])
-
-
-def logits(engine: Engine) -> torch.Tensor:
-    """Of a prompt's last position and of four tokens after it."""
-    kv = engine.new_kv()
-    rows = [engine.forward(engine.tokenizer.encode(TEXT), kv)]
-    for _ in range(4):
-        rows.append(engine.forward([int(rows[-1][-1].argmax())], kv))
-    return torch.cat(rows)
+    return smallest_budget(lambda: load(demo_pack, ram=1))
 
 
 def load(pack: Path, **options: Any) -> Engine:
@@ -67,7 +55,7 @@ def recorded(demo_pack: Path, manifest: Manifest) -> tuple[torch.Tensor, Routing
     """The logits with room for every expert, and the profile of the same tokens."""
     recorder = RoutingRecorder(RoutingShape.of_manifest(manifest))
     with load(demo_pack, recorder=recorder) as engine:
-        reference = logits(engine)
+        reference = greedy_logits(engine, 4)
         num_tokens = recorder.num_pending
     recorder.end_prompt(range(num_tokens), 1)
     return reference, recorder.profile(replace(ORIGIN, architecture=manifest.architecture))
@@ -92,7 +80,7 @@ def test_no_policy_and_no_start_changes_a_bit(
 ) -> None:
     for warm in (profile_file, "last", "last"):
         with load(demo_pack, ram=smallest_ram + (4 << 20), policy=policy, warm=warm) as engine:
-            assert torch.equal(logits(engine), recorded[0])
+            assert torch.equal(greedy_logits(engine, 4), recorded[0])
             assert engine.cache.evictions > 0
             assert engine.cache.policy_name == policy
 
@@ -113,11 +101,11 @@ def test_a_profiles_most_used_experts_are_read_in_before_the_first_token(
 def test_with_room_for_all_the_second_session_misses_nothing_that_the_first_used(demo_pack: Path) -> None:
     with load(demo_pack, warm="last") as engine:
         assert engine.cache.warmed == 0
-        logits(engine)
+        greedy_logits(engine, 4)
         used = engine.cache.misses
     with load(demo_pack, warm="last") as engine:
         assert engine.cache.warmed == used
-        logits(engine)
+        greedy_logits(engine, 4)
         assert engine.cache.misses == 0
 
 
