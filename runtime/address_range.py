@@ -7,8 +7,12 @@ import errno
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _PROT_NONE = 0
 _MAP_FIXED = 0x10
@@ -66,14 +70,18 @@ class AddressRange:
             raise OSError(number, "its pages cannot be read in")
         return True
 
-    def provide_memory(self) -> None:
-        """Have the kernel provide every page of memory now and not at its first touch; kernels before 5.14 cannot."""
+    def provide_memory(self, progress: Callable[[int], None] = lambda _: None) -> None:
+        """Have the kernel provide every page of memory now and not at its first touch; kernels before 5.14 cannot.
+
+        `progress` is told of bytes, in any thread.
+        """
 
         def provide(start: int) -> None:
             nbytes = min(_PROVIDED_NBYTES, self.nbytes - start)
             number = _advise(self.address + start, nbytes, _MADV_POPULATE_WRITE)
             if number not in (0, errno.EINVAL):
                 raise OSError(number, f"{self.nbytes} bytes of memory: {os.strerror(number)}")
+            progress(nbytes)
 
         with ThreadPoolExecutor(_NUM_PROVIDERS) as threads:
             for _ in threads.map(provide, range(0, self.nbytes, _PROVIDED_NBYTES)):

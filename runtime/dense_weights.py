@@ -14,6 +14,8 @@ from lmpack.errors import PackError, StorageError, UnsupportedError
 from runtime.kernels.weight import Weight
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lmpack.manifest import Manifest, TensorInfo
     from lmpack.pack import Pack
 
@@ -34,8 +36,16 @@ def dense_nbytes(manifest: Manifest) -> int:
 class DenseWeights:
     """Reads tensors by canonical name, anew at each call, into memory that no expert read can evict."""
 
-    def __init__(self, pack: Pack, device: torch.device, *, verify: bool = False) -> None:
-        """With `verify`, what is read is compared with the manifest."""
+    def __init__(
+        self,
+        pack: Pack,
+        device: torch.device,
+        *,
+        verify: bool = False,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """With `verify`, what is read is compared with the manifest; `progress` is told of bytes read."""
+        self._progress = progress
         self._verify = verify
         self.pack = pack
         self.device = device
@@ -70,6 +80,7 @@ class DenseWeights:
     def _read(self, info: TensorInfo) -> torch.Tensor:
         """The tensor's bytes, compared with the manifest where that was asked for."""
         storage = self._read_bytes(info)
+        self._progress(info.nbytes)
         if self._verify and hashlib.sha256(storage.numpy().data).hexdigest() != info.sha256:
             raise StorageError(
                 f"{self.pack.tensor_extent(info).path}: {info.name} is not what the manifest says; "

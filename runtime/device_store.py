@@ -10,6 +10,8 @@ from runtime.expert_store import open_store
 from runtime.ram_tier import RamTier
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from lmpack.expert_key import ExpertKey
@@ -53,11 +55,12 @@ class DeviceStore:
         copies: CopyStream,
         *,
         verify: bool = False,
+        progress: Callable[[int], None] = lambda _: None,
     ) -> DeviceStore:
         """A store over a tier that reads past the page cache; takes over the stream."""
         with ExitStack() as undo:
             undo.callback(copies.close)
-            store = open_store("direct", pack, ram_budget, verify=verify)
+            store = open_store("direct", pack, ram_budget, verify=verify, progress=progress)
             undo.callback(store.close)
             opened = cls(RamTier(store, ram_budget, make_policy), budget, copies)
             undo.pop_all()

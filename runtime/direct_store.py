@@ -22,6 +22,7 @@ from runtime.page_cache import is_wholly_cached
 from runtime.reading_room import ReadingRoom
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from lmpack.pack import Pack
@@ -41,15 +42,23 @@ class DirectStore:
     there. Either way the page cache forgets it right after: nothing is kept twice.
     """
 
-    def __init__(self, pack: Pack, budget: MemoryBudget, *, buffered: bool = False) -> None:
-        """`buffered` asks for reads through the page cache even where O_DIRECT works."""
+    def __init__(
+        self,
+        pack: Pack,
+        budget: MemoryBudget,
+        *,
+        buffered: bool = False,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """`buffered` asks for reads through the page cache even where O_DIRECT works; `progress` is told of bytes of
+        memory as the kernel provides them."""
         self._closed = False
         self._pack = pack
         self._files = ExpertFiles(pack)
         self._pools = {
             layer: pool
             for layout, num_slots in zip(budget.layouts, budget.slots, strict=True)
-            for pool in [_SlotPool(pack, layout, num_slots)]
+            for pool in [_SlotPool(pack, layout, num_slots, progress)]
             for layer in layout.layers
         }
         self._room = None if pack.manifest.storage == RAW_STORAGE else ReadingRoom(pack.manifest)
@@ -158,7 +167,9 @@ class _SlotPool:
     share one bank, and any slot takes any of their experts.
     """
 
-    def __init__(self, pack: Pack, layout: ExpertLayout, num_slots: int) -> None:
+    def __init__(
+        self, pack: Pack, layout: ExpertLayout, num_slots: int, progress: Callable[[int], None]
+    ) -> None:
         self.num_slots = num_slots
         self.banks: dict[int, ExpertBank] = {}
         self._stride = layout.stride
@@ -169,7 +180,7 @@ class _SlotPool:
         if not self._all_fit:
             # Every slot will be filled, and on a virtual machine a page's first touch can take longer than reading
             # what goes into it.
-            self._range.provide_memory()
+            self._range.provide_memory(progress)
         self._first_slots: dict[int, int] = {}  # layer -> where its bank starts
         self._free_slots = [] if self._all_fit else list(reversed(range(num_slots)))  # popped from the end
         storage, first_slot = self._range.tensor(), 0

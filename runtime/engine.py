@@ -31,7 +31,7 @@ from runtime.timings import Timings
 from runtime.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
     from torch import Tensor
@@ -69,29 +69,31 @@ class Engine:
         kernels: str = "auto",
         verify_reads: bool = False,
         recorder: RoutingRecorder | None = None,
+        progress: Callable[[int], None] = lambda _: None,
         **options: Unpack[RunOptions],
     ) -> Engine:
         """Open a pack for generation.
 
         `io` is the store that reads experts: auto, mmap or direct; `kernels` what multiplies: auto, ggml or torch.
         `verify_reads` compares everything with the manifest's checksums when it is first read; otherwise bytes are
-        trusted. Raises PackError, UnsupportedError for architectures that cannot run, BudgetError naming the smallest
+        trusted. `progress` is told of bytes: memory provided for experts, dense weights and warm experts read. Raises
+        PackError, UnsupportedError for architectures that cannot run, BudgetError naming the smallest
         budget, ProfileError.
         """
         pack = pack if isinstance(pack, Pack) else Pack.open(Path(pack))
         plan = RunPlan.make(pack, **options)
         tiers = plan.tiers
         io_choice = choose_io(io, pack, tiers.compute) if tiers.ram is None else device_io(io)
-        weights = DenseWeights(pack, plan.device.torch_device, verify=verify_reads)
+        weights = DenseWeights(pack, plan.device.torch_device, verify=verify_reads, progress=progress)
         with ExitStack() as undo:
             loaded_kernels = load_kernels(kernels, num_threads=plan.num_threads, device=plan.device.name)
             undo.callback(loaded_kernels.close)
-            store = _open_store(plan, io_choice, verify=verify_reads)
+            store = _open_store(plan, io_choice, verify=verify_reads, progress=progress)
             undo.callback(store.close)
             make_policy = partial(plan.policy.make, most_used=plan.start.keys)
             cache = ExpertCache(store, tiers.compute, make_policy, num_readers=io_choice.num_readers)
             undo.callback(cache.close)
-            cache.warm(plan.start.keys)
+            cache.warm(plan.start.keys, progress)
             model = Model(plan, weights, cache, loaded_kernels, recorder)
             guesses = _prefetch(plan, model, cache)
             tokenizer = load_tokenizer(pack)
@@ -234,12 +236,16 @@ class Engine:
                 raise UsageError(f"token id {token_id} is outside of the vocabulary of {vocab_size}")
 
 
-def _open_store(plan: RunPlan, io_choice: IoChoice, *, verify: bool) -> ExpertStore:
-    tiers = plan.tiers
+def _open_store(
+    plan: RunPlan, io_choice: IoChoice, *, verify: bool, progress: Callable[[int], None]
+) -> ExpertStore:
+    pack, tiers = plan.pack, plan.tiers
     if tiers.ram is None:
-        return open_store(io_choice.store, plan.pack, tiers.compute, verify=verify)
-    copies = plan.device.open_copies()
-    return DeviceStore.open(plan.pack, tiers.compute, tiers.ram, plan.policy.make, copies, verify=verify)
+        return open_store(io_choice.store, pack, tiers.compute, verify=verify, progress=progress)
+    copies, make_policy = plan.device.open_copies(), plan.policy.make
+    return DeviceStore.open(
+        pack, tiers.compute, tiers.ram, make_policy, copies, verify=verify, progress=progress
+    )
 
 
 def _prefetch(plan: RunPlan, model: Model, cache: ExpertCache) -> GuessCounts:

@@ -172,10 +172,11 @@ class ExpertCache:
             guesses.append(residents.guesses.begin(key, slot))
         return guesses
 
-    def warm(self, keys: Sequence[ExpertKey]) -> None:
+    def warm(self, keys: Sequence[ExpertKey], progress: Callable[[int], None] = lambda _: None) -> None:
         """Before the first fetch, read as many of these experts as fit, the first ones; the first is kept longest.
 
-        `warmed` counts them. Raises StorageError, which names layer and expert, for one that cannot be read.
+        `warmed` counts them, and `progress` is told of their bytes. Raises StorageError, which names layer and expert,
+        for one that cannot be read.
         """
         for pool, policy in self._policies:
             reads: list[Read] = []
@@ -186,8 +187,9 @@ class ExpertCache:
                     assert slot is not None, "nothing is resident before the first fetch"
                     reads.append(Read(key, slot, wakeup=wakeup))
                     self.readers.start(reads[-1])
-                for _ in reads:
+                for read in reads:
                     wakeup.get()
+                    progress(self._layers[read.key.layer].stride)
                 for read in reads:
                     if read.error is not None:
                         raise read.error

@@ -8,6 +8,8 @@ from lmpack.errors import UsageError
 from runtime.verified_store import VerifiedStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lmpack.expert_key import ExpertKey
     from lmpack.pack import Pack
     from runtime.expert_bank import ExpertBank
@@ -47,13 +49,23 @@ class ExpertStore(Protocol):
         """Give all memory back, when nobody is reading any more; a second time does nothing."""
 
 
-def open_store(name: str, pack: Pack, budget: MemoryBudget, *, verify: bool = False) -> ExpertStore:
-    """The store called "mmap" or "direct"; with `verify`, each expert's first read is compared with the manifest."""
-    store = _open(name, pack, budget)
+def open_store(
+    name: str,
+    pack: Pack,
+    budget: MemoryBudget,
+    *,
+    verify: bool = False,
+    progress: Callable[[int], None] = lambda _: None,
+) -> ExpertStore:
+    """The store called "mmap" or "direct"; with `verify`, each expert's first read is compared with the manifest.
+
+    `progress` is told of bytes of memory as they are provided, where a store needs that.
+    """
+    store = _open(name, pack, budget, progress)
     return VerifiedStore(store, pack) if verify else store
 
 
-def _open(name: str, pack: Pack, budget: MemoryBudget) -> ExpertStore:
+def _open(name: str, pack: Pack, budget: MemoryBudget, progress: Callable[[int], None]) -> ExpertStore:
     if name == "mmap":
         from runtime.mmap_store import MmapStore
 
@@ -61,5 +73,5 @@ def _open(name: str, pack: Pack, budget: MemoryBudget) -> ExpertStore:
     if name == "direct":
         from runtime.direct_store import DirectStore
 
-        return DirectStore(pack, budget)
+        return DirectStore(pack, budget, progress=progress)
     raise UsageError(f"no store is called {name!r}; expected mmap or direct")

@@ -203,3 +203,21 @@ def test_the_command_line_names_policy_and_start(demo_pack: Path, capsys: pytest
     assert stats[1]["experts_warmed"] == stats[0]["misses"] > 0
     assert [figures["policy"] for figures in stats] == ["layer+lru"] * 2
     assert stats[1]["misses"] == 0
+
+
+def test_loading_tells_of_the_memory_it_provides_and_of_what_it_reads(
+    demo_pack: Path, manifest: Manifest, smallest_ram: int, profile_file: Path
+) -> None:
+    told: list[int] = []
+    with load(
+        demo_pack, ram=smallest_ram + (1 << 20), io="direct", warm=str(profile_file), progress=told.append
+    ) as engine:
+        strides = {entry.layer: entry.stride for entry in manifest.layers}
+        provided = sum(
+            num_slots * strides[layout.layers[0]]
+            for layout, num_slots in zip(engine.budget.layouts, engine.budget.slots, strict=True)
+        )
+        warmed = [key.layer for key in engine.cache.retire()]
+    assert 0 < len(warmed) < manifest.num_experts
+    dense = sum(info.nbytes for info in manifest.shared)
+    assert sum(told) == provided + dense + sum(strides[layer] for layer in warmed)

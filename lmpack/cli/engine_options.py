@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmpack.byte_size import format_nbytes, parse_byte_size
+from lmpack.cli.progress import progress_bar
 from lmpack.cli.text_input import Word
 from lmpack.errors import BudgetError, UsageError
 from lmpack.plural import counted
@@ -48,23 +49,27 @@ class EngineOptions:
         """
         from runtime.engine import Engine
 
+        ram = _ram_nbytes(self.ram) if self.ram is not None else None
+        vram = _vram_nbytes(self.vram, self.device) if self.vram is not None else None
         try:
-            engine = Engine.load(
-                pack,
-                ram=_ram_nbytes(self.ram) if self.ram is not None else None,
-                device=self.device,
-                vram=_vram_nbytes(self.vram, self.device) if self.vram is not None else None,
-                io=self.io,
-                kernels=self.kernels,
-                num_threads=self.threads,
-                context_length=self.context,
-                kv_dtype=self.kv_dtype,
-                policy=self.policy,
-                warm=self.warm,
-                prefetch=self.prefetch,
-                verify_reads=self.verify_reads,
-                recorder=recorder,
-            )
+            with progress_bar(None, description="load") as progress:
+                engine = Engine.load(
+                    pack,
+                    ram=ram,
+                    device=self.device,
+                    vram=vram,
+                    io=self.io,
+                    kernels=self.kernels,
+                    num_threads=self.threads,
+                    context_length=self.context,
+                    kv_dtype=self.kv_dtype,
+                    policy=self.policy,
+                    warm=self.warm,
+                    prefetch=self.prefetch,
+                    verify_reads=self.verify_reads,
+                    recorder=recorder,
+                    progress=progress,
+                )
         except BudgetError as error:
             if self.ram is None and self.vram is None:
                 raise

@@ -16,10 +16,12 @@ tqdm.set_lock(RLock())  # its own is a semaphore of the system's, which a proces
 
 
 @contextmanager
-def progress_bar(total: int, *, unit: str = "B", description: str = "") -> Iterator[Callable[[int], None]]:
+def progress_bar(
+    total: int | None, *, unit: str = "B", description: str = ""
+) -> Iterator[Callable[[int], None]]:
     """Show a bar for `total` units while the block runs; call what it yields with the units just done.
 
-    unit "B" counts bytes and is shown as KiB, MiB, GiB. The call is safe from any thread.
+    Without a total it counts. unit "B" counts bytes and is shown as KiB, MiB, GiB. The call is safe from any thread.
     """
     lock = Lock()
     with tqdm(
