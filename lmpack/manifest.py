@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lmpack.alignment import MAX_PAGE_SIZE, MIN_PAGE_SIZE, is_page_size
 from lmpack.converted_tensor import ConvertedTensor, as_in_source, parse_converted
@@ -209,7 +209,8 @@ def check_description(architecture: str, config: Mapping[str, ConfigValue]) -> N
         raise UnsupportedError(f"the manifest cannot hold {error}") from None
 
 
-def _parse(raw: bytes) -> Manifest:
+def _fields(raw: bytes) -> tuple[int, dict[str, Any]]:
+    """Return the format version, and the values of a manifest that has the keys and the pack id of its version."""
     if len(raw) > MAX_MANIFEST_NBYTES:
         raise JsonError(f"{len(raw)} bytes, the largest allowed manifest has {MAX_MANIFEST_NBYTES}")
     document = parse_json(raw)
@@ -230,6 +231,11 @@ def _parse(raw: bytes) -> Manifest:
         raise JsonError(
             f"pack_id is {pack_id[:12]}…, the manifest's bytes give {pack_id_of(raw)[:12]}…; it was changed"
         )
+    return version, fields
+
+
+def _parse(raw: bytes) -> Manifest:
+    version, fields = _fields(raw)
     page_size = check_int(fields["page_size"], "page_size", least=MIN_PAGE_SIZE, most=MAX_PAGE_SIZE)
     if not is_page_size(page_size):
         raise JsonError(f"page_size: expected a power of two, got {page_size}")
@@ -262,7 +268,7 @@ def _parse(raw: bytes) -> Manifest:
         source=source,
         reproducible=reproducible,
         reason=reason,
-        pack_id=pack_id,
+        pack_id=fields["pack_id"],
         storage=storage,
         converted=converted,
     )

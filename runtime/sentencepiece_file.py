@@ -58,12 +58,20 @@ def vocabulary_from_sentencepiece(path: Path) -> Vocabulary:
         )
     texts, scores, kinds = [list(column) for column in zip(*pieces, strict=True)]
     config = HFTokenizerConfig.read(path.parent)
+    _add_tokens(path.parent, config, texts, scores, kinds)
+    return _vocabulary(path, texts, scores, kinds, _special_ids(trainer, texts, config), normalizer, config)
+
+
+def _add_tokens(
+    folder: Path, config: HFTokenizerConfig, texts: list[str], scores: list[float], kinds: list[TokenKind]
+) -> None:
+    """Put the tokens that were added to the file's pieces in their places, and unused ones between and after them."""
     for token in config.added_tokens:
         while len(texts) <= token.token_id < config.vocab_size:
             _append_unused(texts, scores, kinds)
         if token.token_id >= len(texts):
             raise CheckpointError(
-                f"{path.parent}: added token {token.text!r:.40} has id {token.token_id}, the vocabulary ends at "
+                f"{folder}: added token {token.text!r:.40} has id {token.token_id}, the vocabulary ends at "
                 f"{len(texts) - 1}"
             )
         if kinds[token.token_id] != TokenKind.UNUSED or texts[token.token_id].startswith("[PAD"):
@@ -72,7 +80,6 @@ def vocabulary_from_sentencepiece(path: Path) -> Vocabulary:
             kinds[token.token_id] = TokenKind.CONTROL if token.is_special else TokenKind.USER_DEFINED
     while len(texts) < config.vocab_size:
         _append_unused(texts, scores, kinds)
-    return _vocabulary(path, texts, scores, kinds, _special_ids(trainer, texts, config), normalizer, config)
 
 
 def _vocabulary(

@@ -25,6 +25,7 @@ from lmpack.validation import Problem, ValidationReport, validate
 
 if TYPE_CHECKING:
     from converters.byte_origin import ByteOrigin
+    from converters.repair import RepairReport
 
 
 @click.command(
@@ -90,13 +91,7 @@ def command(
     repaired: tuple[str, ...] = ()
     failed: tuple[Problem, ...] = ()
     if origin is not None and not report.ok:
-        from converters.importance_matrix import ImportanceMatrix
-        from converters.repair import repair
-
-        before, matrix = report.problems, ImportanceMatrix.read(imatrix) if imatrix is not None else None
-        with progress_bar(report.nbytes, description="repair and validate") as progress:
-            bytes_from = _origin(pack, origin, revision)
-            done = repair(pack, bytes_from, before, imatrix=matrix, jobs=jobs, progress=progress)
+        done = _repaired(pack, origin, revision, imatrix, report, jobs)
         repaired, failed, report = done.repaired, done.failed, done.validation
     if source is not None and report.ok:
         report = _compared(pack, source, report, jobs)
@@ -118,6 +113,23 @@ def command(
         click.echo(one_line(f"{pack}: {_summary(quick, report)}"))
     if not report.ok:
         click.get_current_context().exit(1)
+
+
+def _repaired(
+    pack: str,
+    origin: str,
+    revision: str | None,
+    imatrix: str | None,
+    before: ValidationReport,
+    jobs: int | None,
+) -> RepairReport:
+    from converters.importance_matrix import ImportanceMatrix
+    from converters.repair import repair
+
+    matrix = ImportanceMatrix.read(imatrix) if imatrix is not None else None
+    with progress_bar(before.nbytes, description="repair and validate") as progress:
+        bytes_from = _origin(pack, origin, revision)
+        return repair(pack, bytes_from, before.problems, imatrix=matrix, jobs=jobs, progress=progress)
 
 
 def _validated(pack: str, quick: bool, jobs: int | None) -> ValidationReport:
