@@ -44,6 +44,17 @@ def test_any_legal_budget_gives_the_same_bits(
         assert (engine.cache.evictions > 0) == (extra_nbytes < 1 << 24)
 
 
+@pytest.mark.parametrize("io", ["mmap", "direct"])
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_experts_that_are_there_already_change_no_bit_of_a_prompt(
+    demo_pack: Path, reference: torch.Tensor, io: str, share: float
+) -> None:
+    with load(demo_pack, io=io) as engine:
+        for entry in engine.plan.pack.manifest.layers:
+            engine.cache.fetch(entry.layer, range(int(share * entry.num_experts)))
+        assert torch.equal(greedy_logits(engine, 6), reference)
+
+
 def test_a_budget_below_the_smallest_is_refused_and_names_it(demo_pack: Path, smallest_ram: int) -> None:
     with pytest.raises(BudgetError, match=str(smallest_ram)):
         load(demo_pack, ram=smallest_ram - 1)
