@@ -20,6 +20,7 @@ from lmpack.decompression import Decompressor
 from lmpack.drive import alone_in, check_space, storage_errors, sync_path, write_from
 from lmpack.errors import PackError, UnsupportedError, UsageError
 from lmpack.pack import Pack, refuse_inside_pack
+from lmpack.source_file import MAX_NAME_NBYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -79,7 +80,9 @@ def _refuse_existing(dst: Path, files: Sequence[SourceFile]) -> None:
 
 
 def _partial(path: Path) -> Path:
-    return path.with_name(path.name + PARTIAL_SUFFIX)
+    """Return where a file grows: beside it, the end of a name cut off that has no room for the suffix."""
+    start = os.fsencode(path.name)[: MAX_NAME_NBYTES - len(PARTIAL_SUFFIX)]
+    return path.with_name(os.fsdecode(start) + PARTIAL_SUFFIX)
 
 
 def _export_file(pack: Pack, file: SourceFile, path: Path, progress: Callable[[int], None]) -> None:

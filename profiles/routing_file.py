@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -107,6 +109,8 @@ class RoutingFile:
     def __init__(self, path: Path, kind: str, totals: frozenset[str]) -> None:
         """Open a file of this kind; raises ProfileError when it is none, OSError when it cannot be read."""
         self.path = path
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for its other end
+            raise ProfileError(f"{path}: not a regular file; name a file that lmpack profile wrote")
         with open(path, "rb"):  # safetensors' own error would lack the name of the file
             pass
         try:

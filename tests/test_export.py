@@ -16,6 +16,8 @@ from lmpack.unpacking import unpack
 from lmpack.validation import validate
 from tests.gguf_fixtures import METADATA, gguf_bytes, moe_tensors
 from tests.round_trip import round_trip
+from tests.safetensors_fixtures import moe_tensors as hf_moe_tensors
+from tests.safetensors_fixtures import write_hf_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +54,13 @@ def test_a_split_set_comes_back_whichever_shard_opened_it(
     names = [f"qwen3_moe-bf16-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
     pack = round_trip(folder if shard is None else folder / names[shard - 1], tmp_path, names=names)
     assert [file.name for file in pack.manifest.source.files] == names
+
+
+@pytest.mark.parametrize("name", ["x" * 248, "x" * 255, "ü" * 127, f"sub/{'y' * 255}"])
+def test_the_longest_names_come_back(tmp_path: Path, name: str) -> None:
+    folder = write_hf_folder(tmp_path / "hf", [hf_moe_tensors()], small_files={name: b"kept"})
+    round_trip(folder, tmp_path)
+    assert (folder / name).read_bytes() == b"kept"
 
 
 def test_a_file_that_exists_is_never_overwritten(tmp_path: Path, pack: Path) -> None:

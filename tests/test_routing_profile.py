@@ -267,6 +267,14 @@ def test_a_safetensors_file_of_someone_else_is_refused(tmp_path: Path) -> None:
         RoutingProfile.load(path)
 
 
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "p.safetensors")
+    with pytest.raises(
+        ProfileError, match=r"p\.safetensors: not a regular file; name a file that lmpack profile"
+    ):
+        RoutingProfile.load(tmp_path / "p.safetensors")
+
+
 @pytest.mark.parametrize("nbytes", [0, 7, 100, -1])
 def test_a_file_cut_short_is_refused(saved: Path, nbytes: int) -> None:
     saved.write_bytes(saved.read_bytes()[:nbytes])
