@@ -112,4 +112,4 @@ def extent_pieces(extent: Extent, decompressor: Decompressor) -> Iterator[memory
     try:
         yield from decompressor.pieces(stored, extent.form.encoding, extent.form.dtype, extent.form.nbytes)
     except PackError as error:
-        raise PackError(f"{extent.path}: {error}") from None
+        raise PackError(f"{extent.path}: {error}; run lmpack validate on the pack") from None

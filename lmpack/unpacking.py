@@ -110,7 +110,8 @@ class _Unpacking:
         else:
             stored = map_file(self.pack.path / expert.file, expert.file_nbytes).data
             pieces = Decompressor().expert_pieces(stored, expert, layer.parts)
-        self._write(expert.file, expert.file, 0, pieces, expert.sha256)
+        what = f"expert {key}" if self.pack.reference is not None else expert.file
+        self._write(expert.file, what, 0, pieces, expert.sha256)
 
     def _tensor(self, tensor: TensorInfo) -> None:
         pieces: Iterable[memoryview]
@@ -119,9 +120,10 @@ class _Unpacking:
         else:
             stored = self.pack.stored_tensor(tensor)
             pieces = Decompressor().pieces(stored, tensor.stored.encoding, tensor.dtype, tensor.nbytes)
-        self._write(
-            SHARED_FILE, f"{SHARED_FILE}: tensor {tensor.name!r}", tensor.offset, pieces, tensor.sha256
-        )
+        what = f"tensor {tensor.name!r}"
+        if self.pack.reference is None:
+            what = f"{SHARED_FILE}: {what}"
+        self._write(SHARED_FILE, what, tensor.offset, pieces, tensor.sha256)
 
     def _kept_file(self, file: SourceFile) -> None:
         self._copy(file.kept, file.kept_sha256)
@@ -136,7 +138,7 @@ class _Unpacking:
         self, file: str, what: str, offset: int, pieces: Iterable[memoryview], sha256: str | None
     ) -> None:
         """Write pieces one after the other; PackError says what they are when they do not have this SHA-256."""
-        digest = hashlib.sha256()
+        digest, where = hashlib.sha256(), f"{self.pack.path}: {what}"
         try:
             for piece in pieces:
                 self.folder.write(file, offset, piece)
@@ -144,11 +146,9 @@ class _Unpacking:
                 offset += piece.nbytes
                 self.progress(piece.nbytes)
         except PackError as error:
-            raise PackError(
-                f"{self.pack.path / what}: {error}; run: lmpack validate {self.pack.path}"
-            ) from None
+            raise PackError(f"{where}: {error}; run: lmpack validate {self.pack.path}") from None
         if sha256 not in (None, digest.hexdigest()):
             raise PackError(
-                f"{self.pack.path / what}: sha256 is {digest.hexdigest()[:12]}…, the manifest says {sha256:.12}…; "
+                f"{where}: sha256 is {digest.hexdigest()[:12]}…, the manifest says {sha256:.12}…; "
                 f"run: lmpack validate {self.pack.path}"
             )

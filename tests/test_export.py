@@ -14,10 +14,12 @@ from lmpack.cli.export import command
 from lmpack.errors import PackError, UsageError
 from lmpack.unpacking import unpack
 from lmpack.validation import validate
+from tests.compressed_packs import trained_tensors, write_gguf
 from tests.gguf_fixtures import METADATA, gguf_bytes, moe_tensors
 from tests.round_trip import round_trip
 from tests.safetensors_fixtures import moe_tensors as hf_moe_tensors
 from tests.safetensors_fixtures import write_hf_folder
+from tests.test_validation import flip
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,6 +63,15 @@ def test_the_longest_names_come_back(tmp_path: Path, name: str) -> None:
     folder = write_hf_folder(tmp_path / "hf", [hf_moe_tensors()], small_files={name: b"kept"})
     round_trip(folder, tmp_path)
     assert (folder / name).read_bytes() == b"kept"
+
+
+def test_a_damaged_compressed_pack_is_to_be_validated(tmp_path: Path) -> None:
+    convert(write_gguf(tmp_path / "t.gguf", trained_tensors("F16")), tmp_path / "z.lmpack", compress=True)
+    flip(tmp_path / "z.lmpack" / "experts/L000/E0001.bin", 200)
+    with pytest.raises(
+        PackError, match=r"E0001\.bin: a compressed tensor is damaged .*; run lmpack validate on"
+    ):
+        export(tmp_path / "z.lmpack", tmp_path / "out")
 
 
 def test_a_file_that_exists_is_never_overwritten(tmp_path: Path, pack: Path) -> None:

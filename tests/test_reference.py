@@ -335,6 +335,19 @@ def test_a_changed_source_is_not_repaired(gguf: tuple[Path, Pack, Pack]) -> None
     assert sources_of(src) == changed
 
 
+def test_unpacking_a_changed_source_names_no_file_that_the_pack_lacks(
+    gguf: tuple[Path, Pack, Pack], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    src, _, reference = gguf
+    flip(src, src.stat().st_size - 10)
+    assert run(["unpack", str(reference.path), str(tmp_path / "u.lmpack")]) == 1
+    error = capsys.readouterr().err
+    assert re.search(
+        rf"error: {re.escape(str(reference.path))}: (expert L\d+/E\d+|tensor '.*'): sha256 is ", error
+    )
+    assert error.endswith(f"; run: lmpack validate {reference.path}\n")
+
+
 def test_a_damaged_source_is_said_once_not_to_be_repaired(
     gguf: tuple[Path, Pack, Pack], capsys: pytest.CaptureFixture[str]
 ) -> None:
