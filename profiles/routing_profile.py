@@ -40,9 +40,8 @@ class RoutingProfile:
     shape: RoutingShape
     origin: RoutingOrigin
     counts: NDArray[np.int64]  # [num_layers, widest]: how many tokens took the expert
-    transitions: NDArray[
-        np.int64
-    ]  # [num_layers - 1, widest, widest]: tokens that took a, then b one MoE layer on
+    # [num_layers - 1, widest, widest]: how many took one, then another in the next MoE layer
+    transitions: NDArray[np.int64]
     num_tokens: int  # that passed through the layers
     num_prompt_tokens: int  # how many of these came from prompts, not generated
 

@@ -34,13 +34,10 @@ class KVCache:
         self.capacity = align_up(context_length, _CAPACITY_STEP)
         self.num_grouped_heads = config.num_attention_heads // config.num_key_value_heads
         layers, heads = config.num_hidden_layers, config.num_key_value_heads
+        # A token's key is a row and its value a column: sums over tokens read rows.
         # The system gives zeros without touching memory before tokens come.
-        self.keys = torch.zeros(
-            layers, heads, self.capacity, config.head_dim, dtype=dtype, device=device
-        )  # a token's key is a row
-        self.values = torch.zeros(
-            layers, heads, config.head_dim, self.capacity, dtype=dtype, device=device
-        )  # a token's value is a column: sums over tokens read rows
+        self.keys = torch.zeros(layers, heads, self.capacity, config.head_dim, dtype=dtype, device=device)
+        self.values = torch.zeros(layers, heads, config.head_dim, self.capacity, dtype=dtype, device=device)
         self.token_ids: list[int] = []
 
     @property

@@ -38,7 +38,7 @@ class RunOptions(TypedDict, total=False):
     policy: str | None  # which expert goes for another: PolicyChoice reads it
     warm: (
         str | Path | None
-    )  # a profile whose most used experts are read in at once, or "last", the last session's
+    )  # what is read in at once: a profile's most used experts, or "last", the last session's
     prefetch: str | None  # what guesses the experts of the next layer: PrefetchChoice reads it
 
 

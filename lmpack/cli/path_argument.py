@@ -93,9 +93,7 @@ class NewPath(click.Path):
 
 def _pack_name(checkpoint: Path) -> str:
     """What to call its pack: a shard's number and a file's suffix say nothing about the model."""
-    named = Path(
-        os.path.abspath(checkpoint)
-    )  # "." has a name, too; a link's target may be called by its hash
+    named = Path(os.path.abspath(checkpoint))  # "." has a name, too; what a link leads to may have a hash
     stem = named.name if checkpoint.is_dir() else _SHARD_NUMBER.sub("", named.stem)
     return f"{stem}.lmpack"
 

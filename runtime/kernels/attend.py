@@ -32,9 +32,8 @@ def attend_to(q: Tensor, keys: Tensor, values: Tensor, sliding_window: int | Non
     kv_heads, num_tokens, _ = keys.shape
     dtype = keys.dtype
     keys, values = keys.float().transpose(1, 2), values.float().transpose(1, 2)
-    grouped = (
-        q.to(dtype).float().view(n, kv_heads, -1, head_dim).permute(1, 2, 0, 3)
-    )  # [kv_heads, group, n, head_dim]
+    # [kv_heads, group, n, head_dim]
+    grouped = q.to(dtype).float().view(n, kv_heads, -1, head_dim).permute(1, 2, 0, 3)
     mixed = q.new_empty(n, kv_heads, num_heads // kv_heads, head_dim)
     rows = max(1, SCORES_NBYTES // (4 * num_heads * num_tokens))
     for first in range(0, n, rows):
