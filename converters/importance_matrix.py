@@ -90,7 +90,8 @@ def _read_gguf(path: Path, raw: bytes) -> dict[str, NDArray[np.float32]]:
             rows = sums.reshape(counts.size, -1)
             # an expert that no token reached counts every column alike, as in llama.cpp
             means: NDArray[np.float32] = np.ones_like(rows)
-            np.divide(rows, counts[:, None], out=means, where=counts[:, None] > 0)
+            with np.errstate(over="ignore"):  # infinity is refused below
+                np.divide(rows, counts[:, None], out=means, where=counts[:, None] > 0)
             weights[tensor] = _checked(path, tensor, means.reshape(-1))
     return weights
 

@@ -112,6 +112,13 @@ def test_what_is_no_importance_matrix_is_refused(tmp_path: Path, demo_gguf: Path
         ImportanceMatrix.read(tmp_path / "x.dat")
 
 
+def test_sums_whose_mean_is_beyond_a_float_are_one_error(tmp_path: Path) -> None:
+    huge, tiny = np.full((1, 8), 1e38, np.float32), np.full(1, 1e-30, np.float32)
+    (tmp_path / "x.gguf").write_bytes(gguf_imatrix({DENSE: (huge, tiny)}))
+    with pytest.raises(CheckpointError, match="negative or not finite"):
+        ImportanceMatrix.read(tmp_path / "x.gguf")
+
+
 @pytest.mark.parametrize("container", ["gguf", "dat"])
 def test_damaged_files_are_refused_or_give_weights(tmp_path: Path, container: str) -> None:
     good = gguf_imatrix(SUMS) if container == "gguf" else legacy_imatrix({DENSE: (np.ones(8, np.float32), 2)})
