@@ -115,7 +115,8 @@ def wrong_files(expected: Mapping[str, ExpectedFile], found: Mapping[str, int]) 
 def extra_files(expected: Mapping[str, ExpectedFile], found: Mapping[str, int]) -> Iterator[Problem]:
     """Yield what the folder has and the manifest does not name; files and folders below profiles/ are welcome."""
     occupied = {name.rpartition("/")[0] for name in found}
-    needed = {folder for file in expected for folder in folders_of(file)}
+    nearest = {file.rpartition("/")[0] for file in expected}  # far fewer than files
+    needed = {folder for nearest_one in nearest for folder in folders_of(f"{nearest_one}/")}
     for file in sorted(found.keys() - expected.keys() - occupied - needed - {MANIFEST_FILE}):
         what = "an empty folder" if found[file] == FOLDER else "not in the manifest"
         if not f"{file}/".startswith(PROFILES_FOLDER) or found[file] == SPECIAL:
