@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from typing import TYPE_CHECKING, Self
 
 from lmpack.drive import storage_errors
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _HEADER = "lmpack journal 1, layout "
-_LINE = re.compile(r"file (\d{1,9}) (\S+)|batch (\d{1,9}) (\d{1,18}) (\d{1,18}) ([0-9a-f]{64})", re.ASCII)
+_LINE = re.compile(
+    r"(?:file (\d{1,9}) (\S+)|batch (\d{1,9}) (\d{1,18}) (\d{1,18}) ([0-9a-f]{64}))\n", re.ASCII
+)
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+_LONGEST_LINE = 1024  # bytes
 
 Batches = dict[tuple[int, int], str]  # (offset, nbytes) in a source file -> SHA-256 of the file up to there
 
@@ -43,7 +48,9 @@ class Journal:
                 raise UsageError(
                     f"{path.parent}: no conversion left it, for there is no journal in it; delete it, then run it again"
                 )
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+                raise UsageError(f"{path}: not a regular file; delete {path.parent}, then run it again")
+            self._descriptor = os.open(path, _FLAGS, 0o666)
             try:
                 self._read(layout_id)
             except BaseException:
@@ -77,24 +84,23 @@ class Journal:
             os.write(self._descriptor, line.encode("ascii"))
 
     def _read(self, layout_id: str) -> None:
-        with open(self._path, encoding="ascii", errors="replace", newline="\n") as opened:
-            header, *lines = opened.read().split("\n")[:-1] or [""]  # what follows the last line end is torn
-        wanted = _HEADER + layout_id
-        if header and header != wanted:
-            raise UsageError(
-                f"{self._path.parent}: was begun from another source or with other settings; go on with "
-                "the same ones, or delete it"
-            )
-        valid_nbytes = len(header) + 1
-        for line in lines:
-            found = _LINE.fullmatch(line)
-            if found is None:
-                break
-            self._take(found)
-            valid_nbytes += len(line) + 1
-        os.ftruncate(self._descriptor, valid_nbytes if header else 0)
-        if not header:
-            self._append(wanted + "\n")
+        wanted = f"{_HEADER}{layout_id}\n"
+        with open(
+            self._descriptor, encoding="ascii", errors="replace", newline="\n", closefd=False
+        ) as opened:
+            header = opened.readline(_LONGEST_LINE)
+            if header.endswith("\n") and header != wanted:
+                raise UsageError(
+                    f"{self._path.parent}: was begun from another source or with other settings; go on with "
+                    "the same ones, or delete it"
+                )
+            valid_nbytes = len(header) if header == wanted else 0
+            while valid_nbytes and (found := _LINE.fullmatch(line := opened.readline(_LONGEST_LINE))):
+                self._take(found)
+                valid_nbytes += len(line)
+        os.ftruncate(self._descriptor, valid_nbytes)  # what follows is torn
+        if not valid_nbytes:
+            self._append(wanted)
 
     def _take(self, line: re.Match[str]) -> None:
         file, identity, number, offset, nbytes, sha256 = line.groups()

@@ -12,7 +12,7 @@ from lmpack.errors import ManifestError, UsageError
 from lmpack.expert_key import ExpertKey
 from lmpack.manifest import MANIFEST_FILE
 from lmpack.pack import read_manifest, refuse_inside_pack
-from lmpack.pack_files import FOLDER, expected_files, found_files
+from lmpack.pack_files import FOLDER, SPECIAL, expected_files, found_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,14 +95,15 @@ class PartialFolder:
             return sum(os.lstat(self.path / file).st_blocks * 512 for file in files), len(files)
 
     def refuse_strangers(self, draft: Manifest) -> None:
-        """Raise UsageError for a file that a pack with this layout does not have: it would end up inside it.
+        """Raise UsageError for a file that a pack with this layout does not have, or a link: it would end up inside it.
 
         Replacements that an earlier run did not complete are deleted.
         """
         known = {*expected_files(draft), JOURNAL_FILE, MANIFEST_FILE, _UNFINISHED_MANIFEST}
         found = found_files(self.path)
-        for file in sorted(file for file in found.keys() - known if found[file] != FOLDER):
-            if file.removesuffix(REPLACEMENT_SUFFIX) in known:
+        links = {file for file, nbytes in found.items() if nbytes == SPECIAL}
+        for file in sorted(links | {file for file in found.keys() - known if found[file] != FOLDER}):
+            if file not in links and file.removesuffix(REPLACEMENT_SUFFIX) in known:
                 with storage_errors(self.path / file):
                     os.unlink(self.path / file)
                 continue

@@ -1,0 +1,56 @@
+"""What lies in an unfinished pack's folder is not trusted: no link is followed, no pipe waited for, no size believed."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from converters.conversion import convert
+from lmpack.errors import UsageError
+from tests.gguf_fixtures import METADATA, gguf_bytes, moe_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def src(tmp_path: Path) -> Path:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_bytes(moe_tensors(), METADATA))
+    return path
+
+
+@pytest.fixture
+def partial(tmp_path: Path) -> Path:
+    path = tmp_path / "m.lmpack.partial"
+    path.mkdir()
+    return path
+
+
+def test_nothing_is_written_where_a_link_leads(src: Path, partial: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"mine")
+    (partial / "journal").touch()
+    (partial / "shared.bin").symlink_to(precious)
+    with pytest.raises(UsageError, match=r"shared\.bin: is no part of this pack; move it away"):
+        convert(src, tmp_path / "m.lmpack", resume=True)
+    assert precious.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("elsewhere"), os.mkdir])
+def test_a_journal_is_a_regular_file(
+    src: Path, partial: Path, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    make(partial / "journal")
+    with pytest.raises(UsageError, match="journal: not a regular file; delete"):
+        convert(src, tmp_path / "m.lmpack", resume=True)
+
+
+def test_a_journal_without_an_end_is_not_read_to_it(src: Path, partial: Path, tmp_path: Path) -> None:
+    with (partial / "journal").open("wb") as journal:
+        journal.truncate(1 << 40)  # more than any memory
+    resumed = convert(src, tmp_path / "m.lmpack", resume=True)
+    assert resumed.pack_id == convert(src, tmp_path / "n.lmpack").pack_id
