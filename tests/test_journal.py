@@ -1,4 +1,4 @@
-"""What lies in an unfinished pack's folder is not trusted: no link is followed, no pipe waited for, no size believed."""
+"""What lies in an unfinished pack is not trusted: no link is followed, no pipe waited for, no size believed."""
 
 from __future__ import annotations
 
