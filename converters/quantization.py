@@ -95,6 +95,11 @@ class Quantization:
                 f"--quantize: changes nothing in {where}, whose matrices have the wanted types already or are kept; leave "
                 "it out, or name other types"
             )
+        if self.imatrix is not None and all(tensor.importance is None for tensor in tensors.values()):
+            raise UsageError(
+                f"--imatrix {self.imatrix.path}: has nothing for any tensor that --quantize converts; take one that "
+                "llama-imatrix made of this model, or leave it out"
+            )
         return QuantizationPlan(plan, tensors, self.imatrix.sha256 if self.imatrix else "", quantizer.version)
 
     def _conversion(self, candidate: _Candidate, dtype: str, quantizer: Quantizer) -> TensorConversion:

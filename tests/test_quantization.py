@@ -164,6 +164,8 @@ def test_every_expert_gets_its_own_weights_of_the_importance_matrix(tmp_path: Pa
         convert(
             src, tmp_path / "no.lmpack", quantization=Quantization.parse("experts:*:down=iq2_xxs", matrix)
         )
+    with pytest.raises(UsageError, match=r"--imatrix .*imatrix.gguf: has nothing for any tensor"):
+        convert(src, tmp_path / "no.lmpack", quantization=Quantization.parse("experts:*:up=q8_0", matrix))
     convert(src, tmp_path / "q.lmpack", quantization=Quantization.parse("experts:1:down=iq2_xxs", matrix))
     pack = Pack.open(tmp_path / "q.lmpack")
     assert pack.manifest.converted[0].imatrix_sha256 == matrix.sha256
