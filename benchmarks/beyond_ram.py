@@ -287,10 +287,10 @@ def main() -> None:
     if arguments.json:
         print(json.dumps({"budgets": results}, indent=1))
     if arguments.plot:
-        chart(arguments.model.name, load, results).save(arguments.plot)
+        chart(load, results).save(arguments.plot)
 
 
-def chart(name: str, load: Load, results: Sequence[dict[str, Any]]) -> BudgetChart:
+def chart(load: Load, results: Sequence[dict[str, Any]]) -> BudgetChart:
     """Both engines' cold decoding over the budgets."""
     points = [
         BudgetPoint(
@@ -305,9 +305,11 @@ def chart(name: str, load: Load, results: Sequence[dict[str, Any]]) -> BudgetCha
     ]
     how = (
         f"{load.num_tokens} tokens after a prompt of {load.num_prompt_tokens}, {load.num_threads} threads, "
-        "each engine in a memory cgroup of the budget, from a cold start"
+        "a memory cgroup of each budget, from a cold start"
     )
-    return BudgetChart(f"{name}: lmpack and llama.cpp", how, points, other="llama.cpp (mmap)")
+    model = Path(load.gguf)
+    title = f"{model.stem}, {format_nbytes(model.stat().st_size)}: lmpack and llama.cpp"
+    return BudgetChart(title, how, points, other="llama.cpp (mmap)")
 
 
 if __name__ == "__main__":
