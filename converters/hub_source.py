@@ -6,6 +6,7 @@ A stand-in is a sparse file of the real one's name and size that holds only its 
 
 from __future__ import annotations
 
+import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
 
@@ -61,10 +62,12 @@ class HubSource:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End the download that runs, if any."""
+        """End the download that runs, if any; what was refused before one began leaves nothing behind."""
         if kind is not None:
             self.repo.client.stop()
         self._pool.shutdown(cancel_futures=True)
+        if kind is not None and not self._coming:
+            shutil.rmtree(self.stand_ins, ignore_errors=True)
 
     def open(self) -> Checkpoint:
         """Fetch the small files and every header, and open the checkpoint; raises as open_checkpoint does."""

@@ -28,7 +28,7 @@ def refuse_other_checkpoint(origin: ByteOrigin, source: Source, pack: Path) -> N
         if nbytes != file.nbytes:
             found = "is missing" if nbytes is None else f"has {nbytes} bytes"
             raise UsageError(
-                f"{origin.name}: is not what {pack} was made from: {file.name} {found}, the source's has {file.nbytes}; "
+                f"{origin.name}: is not what {pack} was made from: {file.name} {found}, the source's has {file.nbytes} bytes; "
                 "name that checkpoint"
             )
 

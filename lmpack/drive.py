@@ -22,7 +22,7 @@ _ADVICE = {
     errno.EROFS: "the file system is read-only; choose another destination",
     errno.EACCES: "permission denied; change its permissions, or choose another place",
     errno.EPERM: "permission denied; change its permissions, or choose another place",
-    errno.EFBIG: "the file system cannot hold a file this large; choose another drive",
+    errno.EFBIG: "a file this large is not allowed here; choose another drive, or raise ulimit -f",
     errno.ENAMETOOLONG: "the name is too long for this file system; choose a shorter one",
     errno.ENOTDIR: "a file stands where a folder is needed; choose another destination",
     errno.ENOENT: "no such file or folder",

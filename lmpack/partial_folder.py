@@ -58,6 +58,8 @@ class PartialFolder:
         if self._created:
             return
         with storage_errors(self.path):
+            if os.path.islink(self.path):
+                raise UsageError(f"{self.path}: is a link; delete it, then convert without --resume")
             try:
                 os.makedirs(self.path, exist_ok=self.resume)
             except FileExistsError:
@@ -117,6 +119,10 @@ class PartialFolder:
         with storage_errors(path):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
+                if os.fstat(descriptor).st_nlink > 1:
+                    raise UsageError(
+                        f"{path}: has another name somewhere (a hard link), which must not change; delete {self.path}"
+                    )
                 write_from(memoryview(view), descriptor, offset)
                 if file_nbytes is not None:
                     os.ftruncate(descriptor, file_nbytes)
@@ -196,6 +202,12 @@ class PartialFolder:
 
 def check_destination(path: Path) -> None:
     """Raise UsageError for a place where something is, or that is inside of a pack."""
+    if os.path.lexists(path / MANIFEST_FILE):
+        _refuse_existing(
+            path,
+            "it is a pack: nothing is left to do if an earlier run made it (check it with lmpack validate); "
+            "otherwise choose another name, or delete it first",
+        )
     _refuse_existing(path, "choose another name, or delete it first")
     refuse_inside_pack(path)
 

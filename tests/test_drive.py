@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         (errno.EDQUOT, "quota"),
         (errno.EROFS, "read-only"),
         (errno.EACCES, "permission denied"),
-        (errno.EFBIG, "cannot hold a file this large"),
+        (errno.EFBIG, "a file this large is not allowed here"),
         (errno.EIO, "check it before you trust it"),
         (errno.ENOTDIR, "a file stands where a folder is needed"),
         (errno.EISDIR, "is a folder, expected a file"),

@@ -311,6 +311,7 @@ def test_a_drive_without_room_is_noticed_before_the_first_large_download(
     with pytest.raises(StorageError, match=r"m\.lmpack: needs .* free"):
         pulled(tmp_path / "m.lmpack", discard_source=discard_source)
     assert len([request for request in hub.requests if request.server == "store"]) == len(shards)  # headers
+    assert not (tmp_path / "m.lmpack.download").exists()
 
 
 def test_the_store_of_large_files_never_sees_the_token(hub: HubServer, tmp_path: Path) -> None:

@@ -54,3 +54,29 @@ def test_a_journal_without_an_end_is_not_read_to_it(src: Path, partial: Path, tm
         journal.truncate(1 << 40)  # more than any memory
     resumed = convert(src, tmp_path / "m.lmpack", resume=True)
     assert resumed.pack_id == convert(src, tmp_path / "n.lmpack").pack_id
+
+
+def test_nothing_is_written_through_another_name_of_a_file(src: Path, partial: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"mine")
+    (partial / "journal").touch()
+    (partial / "shared.bin").hardlink_to(precious)
+    with pytest.raises(UsageError, match=r"shared\.bin: has another name somewhere"):
+        convert(src, tmp_path / "m.lmpack", resume=True)
+    assert precious.read_bytes() == b"mine"
+
+
+def test_the_folder_itself_is_no_link(src: Path, partial: Path, tmp_path: Path) -> None:
+    (partial / "journal").touch()
+    partial.rename(tmp_path / "elsewhere")
+    partial.symlink_to("elsewhere")
+    with pytest.raises(UsageError, match="is a link; delete it, then convert without --resume"):
+        convert(src, tmp_path / "m.lmpack", resume=True)
+
+
+def test_a_pack_that_is_there_already_is_called_that(src: Path, tmp_path: Path) -> None:
+    convert(src, tmp_path / "m.lmpack")
+    with pytest.raises(
+        UsageError, match=r"m\.lmpack: exists; it is a pack: nothing is left to do if an earlier"
+    ):
+        convert(src, tmp_path / "m.lmpack", resume=True)

@@ -282,11 +282,11 @@ def test_a_write_that_the_drive_refuses_is_a_storage_error(tmp_path: Path) -> No
     with PackWriter(tmp_path / "a.lmpack") as writer:
         writer.add_layer(0, 1, [("up", "U8", (1, 20_000))])
         writer.add_shared("embed", "U8", (20_000,))
-        with pytest.raises(StorageError, match=r"E0000\.bin: the file system cannot hold a file this large"):
+        with pytest.raises(StorageError, match=r"E0000\.bin: a file this large is not allowed here"):
             writer.write_part(0, 0, "up", bytes(20_000))
-        with pytest.raises(StorageError, match=r"shared\.bin: the file system cannot hold"):
+        with pytest.raises(StorageError, match=r"shared\.bin: a file this large is not allowed here"):
             writer.write_shared("embed", 0, bytes(20_000))
-        with pytest.raises(StorageError, match=r"source/a: the file system cannot hold"):
+        with pytest.raises(StorageError, match=r"source/a: a file this large is not allowed here"):
             writer.keep("source/a", bytes(20_000))
     assert os.listdir(tmp_path) == ["a.lmpack.partial"]
 

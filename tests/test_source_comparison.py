@@ -73,13 +73,13 @@ def test_another_checkpoint_is_refused_in_one_line(
         shutil.rmtree(src)
         write_hf_folder(src, [hf_moe_tensors(num_layers=3)])
         message = (
-            f"model.safetensors has {weights.stat().st_size} bytes, the source's has {nbytes}; name that"
+            f"model.safetensors has {weights.stat().st_size} bytes, the source's has {nbytes} bytes; name that"
         )
     elif what == "another name":
         shutil.rmtree(src)
         tensors = hf_moe_tensors()
         write_hf_folder(src, [tensors[:5], tensors[5:]])
-        message = f"model.safetensors is missing, the source's has {nbytes}; name that checkpoint"
+        message = f"model.safetensors is missing, the source's has {nbytes} bytes; name that checkpoint"
     else:
         raw = weights.read_bytes()
         header_nbytes = 8 + int.from_bytes(raw[:8], "little")

@@ -11,7 +11,7 @@ from lmpack.alignment import DEFAULT_PAGE_SIZE
 from lmpack.byte_size import format_nbytes, parse_byte_size
 from lmpack.cli.path_argument import ExistingPath, ModelPath, NewPath
 from lmpack.cli.progress import progress_bar
-from lmpack.cli.report import echo_incomplete, print_json, told_when_interrupted
+from lmpack.cli.report import echo_incomplete, one_line, print_json, told_when_interrupted
 from lmpack.cli.text_input import Word
 from lmpack.errors import UsageError
 from lmpack.jobs import MAX_JOBS
@@ -122,7 +122,7 @@ def command(
         )
     speed = report.source_nbytes / 1e6 / max(report.seconds, 1e-9)
     click.echo(
-        f"{report.path}: {report.architecture}, {counted(report.num_experts, 'expert')} in {counted(report.num_layers, 'layer')}, "
+        f"{one_line(str(report.path))}: {report.architecture}, {counted(report.num_experts, 'expert')} in {counted(report.num_layers, 'layer')}, "
         f"{format_nbytes(report.source_nbytes)} from {counted(report.num_files, 'file')} in {report.seconds:.2f} s "
         f"({speed:.0f} MB/s)"
     )

@@ -11,6 +11,7 @@ import click
 
 from lmpack.byte_size import format_nbytes, parse_byte_size
 from lmpack.cli.progress import progress_bar
+from lmpack.cli.report import one_line
 from lmpack.cli.text_input import Word
 from lmpack.errors import BudgetError, UsageError
 from lmpack.plural import counted
@@ -83,7 +84,7 @@ class EngineOptions:
             )
         if announce:
             click.echo(
-                f"{engine.plan.pack.path.name}: {engine.plan.tiers.describe()}; "
+                f"{one_line(engine.plan.pack.path.name)}: {engine.plan.tiers.describe()}; "
                 f"kernels {engine.kernels.name}, store {engine.cache.store.name} ({engine.io_choice.reason}), "
                 f"policy {engine.cache.policy_name}"
                 + (f", {engine.cache.warmed} experts read in" if self.warm is not None else ""),

@@ -7,7 +7,7 @@ import click
 from lmpack.byte_size import format_nbytes
 from lmpack.cli.path_argument import NewPath, PackPath
 from lmpack.cli.progress import progress_bar
-from lmpack.cli.report import print_json
+from lmpack.cli.report import one_line, print_json
 from lmpack.plural import counted
 
 
@@ -49,7 +49,7 @@ def command(pack: str, dst: str, as_json: bool) -> None:
         )
         return
     for name in report.files:
-        click.echo(f"{report.path / name}")
+        click.echo(one_line(str(report.path / name)))
     click.echo(
         f"{counted(len(report.files), 'file')}, {format_nbytes(report.nbytes)} in {report.seconds:.2f} s, hashes as the source's"
     )

@@ -68,7 +68,7 @@ def _pack_lines(source: str, manifest: Manifest) -> list[str]:
     files = manifest.source.files
     way_back = "export gives it back" if manifest.reproducible else f"no way back: {manifest.reason}"
     return [
-        f"{source}: lmpack format {manifest.version}, {manifest.architecture}",
+        f"{one_line(source)}: lmpack format {manifest.version}, {manifest.architecture}",
         f"pack id    {manifest.pack_id}",
         f"page size  {manifest.page_size}",
         *([f"storage    {manifest.storage}"] if manifest.is_compressed else []),
@@ -125,7 +125,7 @@ def _pack_document(source: str, manifest: Manifest) -> dict[str, object]:
 def _checkpoint_lines(source: str, checkpoint: Checkpoint) -> list[str]:
     model = checkpoint.describe()
     return [
-        f"{source}: {checkpoint.kind}, {model.architecture}",
+        f"{one_line(source)}: {checkpoint.kind}, {model.architecture}",
         f"files      {len(checkpoint.files)}, {format_nbytes(sum(file.nbytes for file in checkpoint.files))}",
         f"tensors    {len(checkpoint.tensors)}",
         *_dtype_lines(_checkpoint_dtypes(checkpoint)),

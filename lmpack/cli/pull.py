@@ -12,7 +12,7 @@ from lmpack.byte_size import format_nbytes, parse_byte_size
 from lmpack.cli.hub_options import revision_option, token_option
 from lmpack.cli.path_argument import NewPath
 from lmpack.cli.progress import progress_bar
-from lmpack.cli.report import echo_incomplete, print_json, told_when_interrupted
+from lmpack.cli.report import echo_incomplete, one_line, print_json, told_when_interrupted
 from lmpack.cli.text_input import Word
 from lmpack.jobs import MAX_JOBS
 from lmpack.plural import counted
@@ -100,7 +100,7 @@ def command(
         return
     echo_incomplete(report.left_out, report.missing)
     click.echo(
-        f"{report.path}: {report.architecture}, {counted(report.num_experts, 'expert')}, "
+        f"{one_line(str(report.path))}: {report.architecture}, {counted(report.num_experts, 'expert')}, "
         f"{format_nbytes(report.nbytes)} of {report.kind} from {report.repo_id} at {report.commit[:12]}, "
         f"{format_nbytes(report.downloaded_nbytes)} downloaded in {report.seconds:.2f} s"
     )

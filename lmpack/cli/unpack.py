@@ -7,7 +7,7 @@ import click
 from lmpack.byte_size import format_nbytes
 from lmpack.cli.path_argument import NewPath, PackPath
 from lmpack.cli.progress import progress_bar
-from lmpack.cli.report import print_json
+from lmpack.cli.report import one_line, print_json
 
 
 @click.command(
@@ -47,7 +47,7 @@ def command(pack: str, dst: str, as_json: bool) -> None:
         )
         return
     click.echo(
-        f"{report.path}: {format_nbytes(report.nbytes)} from {format_nbytes(report.compressed_nbytes)} "
+        f"{one_line(str(report.path))}: {format_nbytes(report.nbytes)} from {format_nbytes(report.compressed_nbytes)} "
         f"in {report.seconds:.2f} s"
     )
     click.echo(f"pack id {report.pack_id}")
