@@ -72,9 +72,7 @@ def test_another_checkpoint_is_refused_in_one_line(
     if what == "another size":
         shutil.rmtree(src)
         write_hf_folder(src, [hf_moe_tensors(num_layers=3)])
-        message = (
-            f"model.safetensors has {weights.stat().st_size} bytes, the source's has {nbytes} bytes; name that"
-        )
+        message = f"model.safetensors has {weights.stat().st_size} bytes, the source's has {nbytes} bytes; name that"
     elif what == "another name":
         shutil.rmtree(src)
         tensors = hf_moe_tensors()
