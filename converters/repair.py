@@ -23,7 +23,7 @@ from lmpack.dtype import dtype_nbytes
 from lmpack.errors import CheckpointError, PackError, StorageError, UsageError
 from lmpack.manifest import MANIFEST_FILE, SHARED_FILE
 from lmpack.pack import read_manifest
-from lmpack.pack_files import Problem, expected_files, folders_of
+from lmpack.pack_files import Problem, expected_files, needed_folders
 from lmpack.padded_digest import PaddedDigest
 from lmpack.validation import FileRange, ValidationReport, check_files, file_ranges, validate
 
@@ -110,7 +110,7 @@ def _refuse_stranger(origin: ByteOrigin, manifest: Manifest, folder: Path) -> No
 
 def _beyond_repair(problems: Iterable[Problem], expected: Mapping[str, ExpectedFile]) -> Iterator[Problem]:
     """Yield what no origin can help with, once each: the files of a checkpoint, and what is in place of a folder."""
-    folders = {folder for file in expected for folder in folders_of(file)}
+    folders = needed_folders(expected)
     for file in dict.fromkeys(problem.file for problem in problems):
         if file in folders:
             yield Problem(

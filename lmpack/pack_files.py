@@ -14,7 +14,7 @@ from lmpack.expert_key import ExpertKey
 from lmpack.manifest import MANIFEST_FILE, PROFILES_FOLDER, SHARED_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from lmpack.manifest import Manifest
@@ -59,6 +59,12 @@ def folders_of(file: str) -> list[str]:
     """Return the folders on the way to a file of a pack, the outermost first."""
     *folders, _ = file.split("/")
     return ["/".join(folders[: depth + 1]) for depth in range(len(folders))]
+
+
+def needed_folders(expected: Iterable[str]) -> set[str]:
+    """Return every folder that the files of a pack are in."""
+    parents = {file.rpartition("/")[0] for file in expected}  # far fewer than files
+    return {folder for parent in parents for folder in folders_of(f"{parent}/")}
 
 
 SPECIAL = -1  # in place of a size: a symbolic link, a device, a pipe; a pack has none
@@ -115,8 +121,7 @@ def wrong_files(expected: Mapping[str, ExpectedFile], found: Mapping[str, int]) 
 def extra_files(expected: Mapping[str, ExpectedFile], found: Mapping[str, int]) -> Iterator[Problem]:
     """Yield what the folder has and the manifest does not name; files and folders below profiles/ are welcome."""
     occupied = {name.rpartition("/")[0] for name in found}
-    nearest = {file.rpartition("/")[0] for file in expected}  # far fewer than files
-    needed = {folder for nearest_one in nearest for folder in folders_of(f"{nearest_one}/")}
+    needed = needed_folders(expected)
     for file in sorted(found.keys() - expected.keys() - occupied - needed - {MANIFEST_FILE}):
         what = "an empty folder" if found[file] == FOLDER else "not in the manifest"
         if not f"{file}/".startswith(PROFILES_FOLDER) or found[file] == SPECIAL:

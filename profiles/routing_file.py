@@ -94,13 +94,18 @@ def is_routing_file(path: Path) -> bool:
     """Tell profiles and traces from everything else; raises OSError when a file cannot be read."""
     if not path.is_file():
         return False
-    with open(path, "rb"):  # safetensors' own error would lack the name of the file
-        pass
     try:
-        opened: Any = safe_open(path, framework="np")
+        opened = _open_safetensors(path)
     except SafetensorError:
         return False
     return METADATA_KEY in (opened.metadata() or {})
+
+
+def _open_safetensors(path: Path) -> Any:
+    """Open a file by the library, which raises SafetensorError; OSError when it cannot be read."""
+    with open(path, "rb"):  # safetensors' own error would lack the name of the file
+        pass
+    return safe_open(path, framework="np")
 
 
 class RoutingFile:
@@ -111,10 +116,8 @@ class RoutingFile:
         self.path = path
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for its other end
             raise ProfileError(f"{path}: not a regular file; name a file that lmpack profile wrote")
-        with open(path, "rb"):  # safetensors' own error would lack the name of the file
-            pass
         try:
-            opened: Any = safe_open(path, framework="np")
+            opened = _open_safetensors(path)
         except SafetensorError as error:
             raise ProfileError(
                 f"{path}: not a safetensors file, or cut short ({error}); record it again"

@@ -209,3 +209,17 @@ def test_a_model_that_cannot_run_is_a_failure(
     exit_code, line = refusal(["run", str(tiny_pack.path), "-p", "x"], capsys)
     assert exit_code == 1
     assert "tinymoe" in line
+
+
+def test_a_pack_whose_name_has_two_lines_is_reported_in_one(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "two\nlines.lmpack"
+    shown = "two lines.lmpack: "
+    assert run(["convert", "m.gguf", name]) == 0
+    assert capsys.readouterr().out.splitlines()[0].startswith(shown)
+    assert run(["inspect", name]) == 0
+    assert capsys.readouterr().out.splitlines()[0].startswith(shown)
+    assert run(["export", name, "back"]) == 0
+    assert run(["run", name, "-p", "One day", "-n", "1", "--threads", "1"]) == 0
+    assert capsys.readouterr().err.splitlines()[0].startswith(shown)
