@@ -13,6 +13,7 @@ import torch
 
 from lmpack.errors import UsageError
 from lmpack.pack import Pack
+from runtime.compute_thread import ComputeThread
 from runtime.dense_weights import DenseWeights
 from runtime.device_store import DeviceStore
 from runtime.expert_cache import ExpertCache
@@ -55,6 +56,7 @@ class Engine:
     cache: ExpertCache
     kernels: Kernels
     model: Model
+    thread: ComputeThread
     guesses: GuessCounts
     timings: Timings
     major_faults_before: int  # of this process, when it was loaded
@@ -94,7 +96,9 @@ class Engine:
             cache = ExpertCache(store, tiers.compute, make_policy, num_readers=io_choice.num_readers)
             undo.callback(cache.close)
             cache.warm(plan.start.keys, progress)
-            model = Model(plan, weights, cache, loaded_kernels, recorder)
+            thread = ComputeThread()
+            undo.callback(thread.close)
+            model = Model(plan, weights, cache, loaded_kernels, recorder, thread.check)
             guesses = _prefetch(plan, model, cache)
             tokenizer = load_tokenizer(pack)
             undo.pop_all()
@@ -105,6 +109,7 @@ class Engine:
             cache=cache,
             kernels=loaded_kernels,
             model=model,
+            thread=thread,
             guesses=guesses,
             timings=Timings(),
             major_faults_before=_major_faults(),
@@ -123,21 +128,17 @@ class Engine:
 
     def forward(self, token_ids: Sequence[int], kv: KVCache, *, all_logits: bool = False) -> Tensor:
         """Logits float32 [1, vocab], in RAM, after the last of `token_ids`, or [n, vocab] after each; kv moves on."""
-        with torch.inference_mode():
-            hidden = self.hidden(token_ids, kv)
-            return self.model.logits(hidden if all_logits else hidden[-1:]).cpu()
+
+        def compute() -> Tensor:
+            with torch.inference_mode():
+                hidden = self._hidden(token_ids, kv)
+                return self.model.logits(hidden if all_logits else hidden[-1:]).cpu()
+
+        return self.thread.run(compute)
 
     def hidden(self, token_ids: Sequence[int], kv: KVCache) -> Tensor:
         """Final hidden states float32 [n, hidden] of `token_ids`, which follow the cache's; kv moves on."""
-        self._check_ids(token_ids)
-        kv.require(len(token_ids))
-        timed = self.timings.timed(len(token_ids), self.cache, follows=kv.num_tokens > 0)
-        with timed, torch.inference_mode():
-            chunks = [
-                self.model.forward(token_ids[first : first + PREFILL_CHUNK], kv)
-                for first in range(0, len(token_ids), PREFILL_CHUNK)
-            ]
-        return torch.cat(chunks)
+        return self.thread.run(partial(self._hidden, token_ids, kv))
 
     def check_prompt(self, prompt_ids: Sequence[int]) -> None:
         """UsageError when a prompt is empty or does not fit."""
@@ -155,7 +156,7 @@ class Engine:
         """
         self.check_prompt(prompt_ids)
         kv = kv if kv is not None else self.new_kv()
-        known = kv.keep_prefix(prompt_ids[:-1])
+        known = self.thread.run(partial(kv.keep_prefix, prompt_ids[:-1]))
         sampler = Sampler(params)
         past = list(prompt_ids)
         pending: Sequence[int] = prompt_ids[known:]
@@ -211,6 +212,7 @@ class Engine:
 
         Raises StorageError when it was to keep the session for the next start and cannot.
         """
+        self.thread.close()  # an interrupt of it leaves the memory that it works in as it is
         try:
             if self.session is not None:
                 session, self.session = self.session, None
@@ -228,6 +230,17 @@ class Engine:
         if error is not None:
             self.session = None  # whatever is wrong, it is not what the next start should be like
         self.close()
+
+    def _hidden(self, token_ids: Sequence[int], kv: KVCache) -> Tensor:
+        self._check_ids(token_ids)
+        kv.require(len(token_ids))
+        timed = self.timings.timed(len(token_ids), self.cache, follows=kv.num_tokens > 0)
+        with timed, torch.inference_mode():
+            chunks = [
+                self.model.forward(token_ids[first : first + PREFILL_CHUNK], kv)
+                for first in range(0, len(token_ids), PREFILL_CHUNK)
+            ]
+        return torch.cat(chunks)
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:
         vocab_size = self.plan.config.vocab_size

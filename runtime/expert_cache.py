@@ -114,7 +114,7 @@ class ExpertCache:
         """Find a slot for each of these experts of one layer and start to read those that are not resident.
 
         No expert of the call has to go for another; what arrives stays until the next fetch begins. One fetch at
-        a time: one that an interrupt left open is abandoned. The policy hears of the last one first: the experts
+        a time: one that an error left open is abandoned. The policy hears of the last one first: the experts
         should be in the order of their worth. Raises BudgetError when they are more than `capacity`.
         """
         if self._open is not None:

@@ -16,7 +16,7 @@ from runtime.router import Router
 from runtime.step import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -55,6 +55,7 @@ class Model:
         cache: ExpertCache,
         kernels: Kernels,
         recorder: RoutingRecorder | None,
+        check: Callable[[], None],
     ) -> None:
         config = self.config = plan.config
         self.kernels = kernels
@@ -70,7 +71,7 @@ class Model:
             weights.optional_vector("rope_freqs.weight"),
             weights.device,
         )
-        build = _LayerBuilder(plan, weights, cache, kernels, recorder)
+        build = _LayerBuilder(plan, weights, cache, kernels, recorder, check)
         self.layers = [build.layer(layer) for layer in range(config.num_hidden_layers)]
 
     @property
@@ -121,6 +122,7 @@ class _LayerBuilder:
     cache: ExpertCache
     kernels: Kernels
     recorder: RoutingRecorder | None
+    check: Callable[[], None]
 
     def layer(self, layer: int) -> Layer:
         name = f"blk.{layer}"
@@ -175,6 +177,7 @@ class _LayerBuilder:
             self.cache,
             self.kernels,
             self.recorder,
+            self.check,
         )
 
     def _swiglu(self, name: str, suffix: str) -> SwiGLU:

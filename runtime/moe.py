@@ -11,6 +11,8 @@ from profiles.prefill_order import prefill_order
 from runtime.kernels.kernels import ExpertRows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from profiles.routing_recorder import RoutingRecorder
@@ -64,6 +66,7 @@ class MoE:
         cache: ExpertCache,
         kernels: Kernels,
         recorder: RoutingRecorder | None,
+        check: Callable[[], None],  # raises when the computation is to end
     ) -> None:
         self.layer = layer
         self.gate_inp = gate_inp
@@ -72,6 +75,7 @@ class MoE:
         self.cache = cache
         self.kernels = kernels
         self.recorder = recorder
+        self.check = check
         self.prefetcher: Prefetcher | None = None
         self.following: MoE | None = None  # whose router is asked about this block's input, for a guess
         self.hits_first = True  # False computes when all have arrived: benchmarks/overlap.py tells the gain
@@ -96,6 +100,7 @@ class MoE:
 
         `guess` [1, top_k] are the experts that the following block may choose for one token, the likeliest first.
         """
+        self.check()
         if self.recorder is not None:
             self.recorder.on_select(self.layer, topk_ids.cpu().numpy(), topk_weights.cpu().numpy())
         if len(topk_ids) == 1:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import shutil
 import signal
+import sys
 import threading
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from lmpack.cli.main import run
 from lmpack.errors import StorageError
+from lmpack.pack import Pack
+from profiles.routing_recorder import RoutingRecorder
+from profiles.routing_shape import RoutingShape
 from runtime.engine import Engine
 from runtime.sampler import SamplingParams
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from _typeshed import TraceFunction
 
 PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)
 IO = ["direct", "mmap"]
@@ -88,23 +98,60 @@ def test_an_inverted_byte_of_a_shared_tensor_is_found_when_reads_are_verified(pa
     assert readers() == []
 
 
-# an interrupt that meets a weak reference's callback is lost there, which Python reports and pytest takes for a failure
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("io", IO)
-def test_interrupted_at_any_moment_it_gives_the_same_tokens_afterwards(demo_pack: Path, io: str) -> None:
+def test_interrupted_at_any_line_it_gives_the_same_tokens_afterwards(demo_pack: Path, io: str) -> None:
     with Engine.load(demo_pack, io=io, num_threads=1) as engine:
         expected = tokens(engine)
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
-        for delay_ms in (1, 3, 7, 12, 25, 60):
-            with Engine.load(demo_pack, io=io, num_threads=1, verify_reads=True) as engine:
-                with contextlib.suppress(KeyboardInterrupt):  # around `finally`, where it may come, too
-                    try:
-                        signal.setitimer(signal.ITIMER_REAL, delay_ms / 1000)
-                        tokens(engine)
-                    finally:
-                        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number in count(1):
+            try:
+                with interrupt_at_line(number):
+                    tokens(engine)
+            except KeyboardInterrupt:
                 assert tokens(engine) == expected
-    finally:
-        signal.signal(signal.SIGALRM, before)
+            else:
+                break
+    assert number > 100
     assert readers() == []
+
+
+@contextmanager
+def interrupt_at_line(number: int) -> Iterator[None]:
+    """As a signal would, in what this thread executes of the engine."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> TraceFunction | None:
+        nonlocal lines
+        if Path(frame.f_code.co_filename).name not in ("engine.py", "compute_thread.py"):
+            return None
+        lines += event == "line"
+        if lines == number:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def test_an_interrupted_prompt_ends_at_the_next_layer(demo_pack: Path) -> None:
+    interrupted = threading.Event()
+    layers: list[int] = []
+
+    class Interrupter(RoutingRecorder):
+        def on_select(self, layer: int, *_: object) -> None:
+            layers.append(layer)
+            if layers == [0, 1]:
+                os.kill(os.getpid(), signal.SIGINT)
+                assert interrupted.wait(60)
+
+    recorder = Interrupter(RoutingShape.of_manifest(Pack.open(demo_pack).manifest))
+    with Engine.load(demo_pack, recorder=recorder, num_threads=1) as engine:
+        with pytest.raises(KeyboardInterrupt):
+            tokens(engine)
+        interrupted.set()
+        tokens(engine)
+    assert layers[:5] == [0, 1, 0, 1, 2]

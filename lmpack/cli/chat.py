@@ -134,7 +134,7 @@ def _ctrl_c_ends_the_wait() -> Iterator[None]:
 def _ctrl_c_asks() -> Iterator[Callable[[], bool]]:
     """Say whether Ctrl-C was pressed inside the block; pressed again, it interrupts as ever.
 
-    An exception in the middle of a forward pass would leave half a token in the caches; a question does not.
+    The answer ends with a whole token then, and the talk goes on.
     """
     is_asked = False
 
