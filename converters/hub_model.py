@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from converters.json_object import MAX_JSON_NBYTES
 from converters.safetensors_checkpoint import (
     INDEX_ENDING,
-    MAX_JSON_NBYTES,
     MAX_KEPT_FILE_NBYTES,
     WEIGHT_ENDINGS,
 )

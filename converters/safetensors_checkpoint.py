@@ -7,7 +7,6 @@ files belong to the checkpoint.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from converters.checkpoint import (
     wrong_magic,
 )
 from converters.hf_names import canonical_names
+from converters.json_object import read_json_object
 from converters.model_config import ModelDescription, config_from_hf, hf_architecture
 from converters.tensor_role import SharedTensor, SinglePart, TensorRole, sort_hf_tensors
 from lmpack.dtype import dtype_nbytes
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 MAX_HEADER_NBYTES = 100_000_000  # safetensors' own limit
-MAX_JSON_NBYTES = 100_000_000  # config.json and the index
 MAX_KEPT_FILE_NBYTES = 256 << 20  # tokenizers take up to 40 MB; more is another copy of the weights
 _SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.safetensors")
 WEIGHT_ENDINGS = (
@@ -87,7 +86,7 @@ class SafetensorsCheckpoint:
         config_json: Mapping[str, Any] = {}
         has_config = (folder / "config.json").exists()
         if has_config:
-            config_json = _read_object(folder / "config.json")
+            config_json = read_json_object(folder / "config.json")
         # a lone file is taken with its folder's small files only when the folder is a model's
         if path.is_dir() or has_config:
             for name, small in _other_files(folder, folder, set(weights)):
@@ -243,7 +242,7 @@ def _weight_files(folder: Path) -> tuple[list[str], list[str] | None]:
             raise UsageError(f"{folder}: no *.safetensors in this folder")
         _check_shards(found, folder)
         return found, None
-    weight_map = _read_object(indexes[0]).get("weight_map")
+    weight_map = read_json_object(indexes[0]).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{indexes[0]}: has no weight_map; delete the index to use every file's header")
     named = set(weight_map.values())
@@ -328,31 +327,6 @@ def _check_stays(path: Path, folder: Path, weights: Sequence[CheckpointFile]) ->
         raise CheckpointError(
             f"{path}: is a link to {target}, outside of the checkpoint; copy the file here if it is the model's"
         )
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    file = CheckpointFile.of(path, path.name)
-    if file.nbytes > MAX_JSON_NBYTES:
-        raise CheckpointError(f"{path}: is larger than {MAX_JSON_NBYTES} bytes; not a file of a checkpoint")
-    file.check_fetched()
-    raw = path.read_bytes()
-    if not raw.strip():
-        raise wrong_magic(path, b"", "JSON")
-    try:
-        found = json.loads(raw)
-    except json.JSONDecodeError as error:
-        at = f"line {error.lineno} column {error.colno}"
-        raise CheckpointError(
-            f"{path}: is not JSON at {at}, damaged or cut short; download it again"
-        ) from error
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # not UTF-8, a number of thousands of digits, nested too deeply
-        raise CheckpointError(f"{path}: is not JSON that can be read; download it again") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: is not a JSON object; download it again")
-    return found
 
 
 def _parse_object(raw: bytes, where: Path) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from converters.json_object import read_json_object
 from lmpack.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-MAX_JSON_NBYTES = 64 << 20  # tokenizer_config.json with 6,000 added tokens takes 1.2 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +39,10 @@ class HFTokenizerConfig:
     @classmethod
     def read(cls, folder: Path) -> HFTokenizerConfig:
         """Read the files that are there; raises CheckpointError for one that is not a JSON object."""
-        config = _read_object(folder / "tokenizer_config.json")
-        special_map = _read_object(folder / "special_tokens_map.json")
-        generation = _read_object(folder / "generation_config.json")
-        model = _read_object(folder / "config.json")
+        config = _read_optional(folder / "tokenizer_config.json")
+        special_map = _read_optional(folder / "special_tokens_map.json")
+        generation = _read_optional(folder / "generation_config.json")
+        model = _read_optional(folder / "config.json")
         text_model = model.get("text_config")
         texts = {name: _token_text(config.get(name) or special_map.get(name)) for name in _SPECIAL_TOKENS}
         eos = generation.get("eos_token_id", model.get("eos_token_id"))
@@ -60,23 +59,13 @@ class HFTokenizerConfig:
         )
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    if path.stat().st_size > MAX_JSON_NBYTES:
-        raise CheckpointError(f"{path}: larger than {MAX_JSON_NBYTES} bytes, which no tokenizer needs")
-    try:
-        found = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: is not JSON ({error}); download it again") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: holds {type(found).__name__}, expected a JSON object")
-    return found
+def _read_optional(path: Path) -> dict[str, Any]:
+    return read_json_object(path) if path.exists() else {}
 
 
 def _added_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[AddedToken, ...]:
     added = {}
-    for text, token_id in _read_object(folder / "added_tokens.json").items():
+    for text, token_id in _read_optional(folder / "added_tokens.json").items():
         if _is_id(token_id):
             added[token_id] = AddedToken(token_id, text, is_special=False)
     decoder = config.get("added_tokens_decoder")
@@ -95,7 +84,7 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
         except UnicodeDecodeError as error:
             raise CheckpointError(f"{jinja}: byte {error.start} is not UTF-8") from None
     for found in (
-        _read_object(folder / "chat_template.json").get("chat_template"),
+        _read_optional(folder / "chat_template.json").get("chat_template"),
         config.get("chat_template"),
     ):
         if isinstance(found, str):

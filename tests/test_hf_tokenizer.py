@@ -165,8 +165,13 @@ def test_the_chat_template_comes_from_its_own_file_before_the_config(tmp_path: P
     ("name", "content", "message"),
     [
         ("tokenizer.json", b"{", r"tokenizer\.json: the tokenizers library cannot read it"),
-        ("tokenizer_config.json", b"[1]", r"tokenizer_config\.json: holds list, expected a JSON object"),
+        ("tokenizer_config.json", b"[1]", r"tokenizer_config\.json: is not a JSON object; download it again"),
         ("generation_config.json", b"\xff", r"generation_config\.json: is not JSON"),
+        (
+            "added_tokens.json",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n",
+            r"added_tokens\.json: is a Git LFS pointer",
+        ),
         ("chat_template.jinja", b"\xff", r"chat_template\.jinja: byte 0 is not UTF-8"),
     ],
 )
