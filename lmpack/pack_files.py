@@ -8,7 +8,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lmpack.drive import storage_errors
+from lmpack.drive import advice, storage_errors
 from lmpack.errors import PackError, StorageError
 from lmpack.expert_key import ExpertKey
 from lmpack.manifest import MANIFEST_FILE, PROFILES_FOLDER, SHARED_FILE
@@ -138,7 +138,7 @@ def open_regular(path: Path) -> int:
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
             raise PackError(f"{path}: missing, or not a regular file") from None
-        raise StorageError(f"{path}: cannot be opened: {error.strerror}") from error
+        raise StorageError(f"{path}: {advice(error)}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise PackError(f"{path}: not a regular file")

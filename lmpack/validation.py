@@ -137,7 +137,10 @@ def check_files(
         ranges = [item for item in file_ranges(manifest) if item.file not in bad]
         checker = _Checker(folder, manifest, progress)
         with ThreadPoolExecutor(reading_jobs(jobs)) as pool:
-            problems += filter(None, pool.map(checker.check, ranges))
+            found_bad = dict.fromkeys(
+                filter(None, pool.map(checker.check, ranges))
+            )  # a closed file is one problem
+        problems += found_bad
         nbytes = sum(item.end - item.offset for item in ranges)
     if manifest.is_reference:
         bad |= {problem.file for problem in problems}
@@ -215,11 +218,18 @@ class _Checker:
 
     def check(self, item: FileRange) -> Problem | None:
         """Return what is wrong with a range, in one line."""
+        path = self._folder / item.file
         try:
-            digest, dirty = self._read(item)
+            descriptor = open_regular(path)
+        except (PackError, StorageError) as error:
+            return Problem(item.file, item.key, str(error).removeprefix(f"{path}: "))
+        try:
+            digest, dirty = self._read(item, descriptor)
             restored = self._restore(item) if item.restored and digest == item.sha256 else None
         except (PackError, StorageError) as error:
             return Problem(item.file, item.key, f"{item.name}{error}")
+        finally:
+            os.close(descriptor)
         found = []
         if dirty is not None:
             found.append(f"padding is not zero at byte {dirty}")
@@ -242,23 +252,19 @@ class _Checker:
             digest.update(piece)
         return digest.hexdigest()
 
-    def _read(self, item: FileRange) -> tuple[str, int | None]:
+    def _read(self, item: FileRange, descriptor: int) -> tuple[str, int | None]:
         """Return the SHA-256 of the range and the first byte of padding that is not zero."""
         digest = hashlib.sha256()
         dirty: int | None = None
         position, hashed_end = item.offset, item.offset + item.nbytes
-        descriptor = open_regular(self._folder / item.file)
-        try:
-            while position < item.end:
-                chunk = self._read_chunk(descriptor, position, item.end)
-                digest.update(chunk[: max(0, hashed_end - position)])
-                if dirty is None:
-                    dirty = _first_dirty(chunk, position, item.zeros)
-                position += len(chunk)
-                if self._progress is not None:
-                    self._progress(len(chunk))
-        finally:
-            os.close(descriptor)
+        while position < item.end:
+            chunk = self._read_chunk(descriptor, position, item.end)
+            digest.update(chunk[: max(0, hashed_end - position)])
+            if dirty is None:
+                dirty = _first_dirty(chunk, position, item.zeros)
+            position += len(chunk)
+            if self._progress is not None:
+                self._progress(len(chunk))
         return digest.hexdigest(), dirty
 
     def _read_chunk(self, descriptor: int, position: int, end: int) -> memoryview:
