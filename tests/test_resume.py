@@ -144,9 +144,11 @@ def test_without_resume_what_is_there_is_refused_with_what_to_do(
     assert json.loads(capsys.readouterr().out)["resumed_nbytes"] > 20_000
 
 
-def test_resume_with_nothing_to_resume_converts(src: Path, wanted: dict[str, bytes], tmp_path: Path) -> None:
-    report = convert(src, tmp_path / "m.lmpack", resume=True)
-    assert report.resumed_nbytes == 0
+def test_resume_with_nothing_to_resume_converts_and_says_so(
+    src: Path, wanted: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["convert", str(src), str(tmp_path / "m.lmpack"), "--resume"]) == 0
+    assert "resumed: nothing was in the pack already" in capsys.readouterr().err
     assert files_below(tmp_path / "m.lmpack") == wanted
     with pytest.raises(UsageError, match=r"m\.lmpack: exists"):
         convert(src, tmp_path / "m.lmpack", resume=True)

@@ -116,10 +116,9 @@ def command(
         print_json({**_document(src, report), "missing": list(checkpoint.missing)})
         return
     echo_incomplete(report.left_out, checkpoint.missing)
-    if report.resumed_nbytes:
-        click.echo(
-            f"resumed: {format_nbytes(report.resumed_nbytes)} were in the pack already, and good", err=True
-        )
+    if resume:
+        found = f"{format_nbytes(report.resumed_nbytes)} were" if report.resumed_nbytes else "nothing was"
+        click.echo(f"resumed: {found} in the pack already, and good for this checkpoint", err=True)
     speed = report.source_nbytes / 1e6 / max(report.seconds, 1e-9)
     click.echo(
         f"{one_line(str(report.path))}: {report.architecture}, {counted(report.num_experts, 'expert')} in {counted(report.num_layers, 'layer')}, "
