@@ -148,10 +148,14 @@ def test_an_interrupted_prompt_ends_at_the_next_layer(demo_pack: Path) -> None:
                 os.kill(os.getpid(), signal.SIGINT)
                 assert interrupted.wait(60)
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     recorder = Interrupter(RoutingShape.of_manifest(Pack.open(demo_pack).manifest))
     with Engine.load(demo_pack, recorder=recorder, num_threads=1) as engine:
-        with pytest.raises(KeyboardInterrupt):
-            tokens(engine)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                tokens(engine)
+        finally:
+            signal.signal(signal.SIGINT, before)
         interrupted.set()
         tokens(engine)
     assert layers[:5] == [0, 1, 0, 1, 2]
