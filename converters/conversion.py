@@ -78,11 +78,11 @@ def convert(
     With compress, the pack is compressed; progress then gets its bytes as well. A quantization gives
     tensors other dtypes; such a pack cannot give its source back. With reference, the weights stay where they are: the
     source is read once for its checksums, and the pack refers to it. With resume, what an interrupted conversion left
-    in `dst.partial` is checked and taken over; what was quantized is done again. files hands out the checkpoint's
-    files; by default they are where the checkpoint found them. Raises CheckpointError or UnsupportedError for the
-    source, UsageError when dst exists or what is to be resumed is about something else, StorageError when the drive
-    refuses. The source's files are read once, memory stays under 300 MB (more only when one part of one expert is
-    larger than 100 MB), and the pack is the same whatever jobs is.
+    in `dst.partial` is checked and taken over; where it was quantized, the source is read once more. files hands out
+    the checkpoint's files; by default they are where the checkpoint found them. Raises CheckpointError or
+    UnsupportedError for the source, UsageError when dst exists or what is to be resumed is about something else,
+    StorageError when the drive refuses. The source's files are read once, memory stays under 300 MB (more only when one
+    part of one expert is larger than 100 MB), and the pack is the same whatever jobs is.
     """
     started = time.perf_counter()
     jobs = writing_jobs(jobs)

@@ -2,7 +2,7 @@
 
 The bytes go through in batches of whole pieces. One lane hashes the file, the others write and hash the experts, each
 expert always in the same lane, so that its parts stay in order. A batch that the journal knows comes from the pack
-itself when what lies there is what the source had.
+itself when what lies there is what the source had; what was quantized is not quantized again.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from converters.checkpoint import CheckpointFile
     from converters.copy_lanes import CopyLanes, LentBuffer
-    from converters.journal import Journal
+    from converters.journal import Converted, Journal
     from converters.quantization import QuantizationPlan, TensorConversion
     from converters.source_files import SourceFiles
     from lmpack.pack_writer import PackWriter
@@ -66,6 +67,8 @@ class FileCopy:
     ) -> None:
         """Prepare; number is the file's place in the checkpoint."""
         self.recalled_nbytes = 0  # taken over from an interrupted conversion
+        self._recalled_lock = Lock()
+        self._converted: Converted = {}  # what that one noted of the pieces that it had converted
         self._tools = tools
         self._lanes = lanes
         self._number = number
@@ -81,7 +84,7 @@ class FileCopy:
         """
         tools, file = self._tools, self._file
         identity = tools.files.identity(file)
-        known = tools.journal.begin_file(self._number, identity)
+        known, self._converted = tools.journal.begin_file(self._number, identity)
         tools.writer.write_kept(self._kept, 0, b"")
         with ExitStack() as stack:
             reader: SourceReader | None = None
@@ -175,7 +178,7 @@ class FileCopy:
         writer, stored, start = self._tools.writer, batch.recalled, 0
         todo: dict[int, list[Callable[[], None]]] = {}
         for piece in batch.pieces:
-            raw = view[start : start + piece.nbytes]
+            raw, offset = view[start : start + piece.nbytes], batch.offset + start
             start += piece.nbytes
             conversion = self._conversion(piece)
             if isinstance(piece, PartPiece):
@@ -188,7 +191,9 @@ class FileCopy:
                 lane = crc32(self._kept.encode())
                 work = partial(writer.write_kept, self._kept, piece.start, raw, stored=stored)
             if conversion is not None and not isinstance(piece, RestPiece):
-                work = partial(self._convert, conversion, piece, raw)
+                # the batch's hash says whether the source is what it was; if not, the conversion fails
+                known = self._converted.get(offset) if batch.known is not None else None
+                work = partial(self._convert, conversion, piece, raw, offset, known)
             todo.setdefault(lane % self._tools.jobs, []).append(work)
         for number, works in todo.items():
             self._lanes.give(_HASH_LANE + 1 + number, buffer, partial(_run_all, works))
@@ -201,12 +206,45 @@ class FileCopy:
             return quantized.part(piece.layer, piece.role)
         return quantized.shared(piece.name)
 
-    def _convert(self, conversion: TensorConversion, piece: PartPiece | SharedPiece, raw: memoryview) -> None:
-        writer = self._tools.writer
-        if isinstance(piece, PartPiece):
-            writer.write_part(piece.layer, piece.expert, piece.role, conversion.convert(raw, piece.expert))
+    def _convert(
+        self,
+        conversion: TensorConversion,
+        piece: PartPiece | SharedPiece,
+        raw: memoryview,
+        offset: int,
+        known: tuple[str, float] | None,
+    ) -> None:
+        """Write what becomes of a piece; when the pack has it, as the journal says, nothing but its hash is needed."""
+        writer, error = self._tools.writer, 0.0
+        recalled = None if known is None else self._recall_converted(conversion, piece, *known)
+        if recalled is None:
+            converted, error = conversion.convert(raw, piece.expert if isinstance(piece, PartPiece) else 0)
         else:
-            writer.write_shared(piece.name, conversion.offset(piece.start), conversion.convert(raw))
+            converted = recalled
+        stored = recalled is not None
+        if isinstance(piece, PartPiece):
+            writer.write_part(piece.layer, piece.expert, piece.role, converted, stored=stored)
+        else:
+            writer.write_shared(piece.name, conversion.offset(piece.start), converted, stored=stored)
+        if not stored:
+            sha256 = hashlib.sha256(converted).hexdigest()
+            self._tools.journal.note_converted(self._number, offset, sha256, error)
+
+    def _recall_converted(
+        self, conversion: TensorConversion, piece: PartPiece | SharedPiece, sha256: str, error: float
+    ) -> memoryview | None:
+        """Return what became of a piece from the pack; None when that is not what the journal says."""
+        writer, there = self._tools.writer, memoryview(bytearray(conversion.offset(piece.nbytes)))
+        if isinstance(piece, PartPiece):
+            found = writer.recall_part(piece.layer, piece.expert, piece.role, there)
+        else:
+            found = writer.recall_shared(piece.name, conversion.offset(piece.start), there)
+        if not found or hashlib.sha256(there).hexdigest() != sha256:
+            return None
+        conversion.note(error)
+        with self._recalled_lock:
+            self.recalled_nbytes += piece.nbytes
+        return there
 
     def _prove(self) -> None:
         """Raise StorageError unless the pack's drive gives back what the source had; nobody else will have it soon."""

@@ -4,6 +4,9 @@ One line for each batch of source bytes, written when all of them are in the pac
 source file up to the batch's end. A resumed conversion takes such a batch from the pack instead of the source; that
 it is the right one, and that everything before it was, is what the hash says, and hashing the source file goes on from
 there. A crash may lose or tear lines: what is not in here is read from the source again.
+
+Of a tensor that is quantized the pack does not have the source's bytes: a line before the batch's has the SHA-256 of
+what became of each piece, and its error, so that it is read from the source once more and not quantized once more.
 """
 
 from __future__ import annotations
@@ -23,12 +26,17 @@ if TYPE_CHECKING:
 
 _HEADER = "lmpack journal 1, layout "
 _LINE = re.compile(
-    r"(?:file (\d{1,9}) (\S+)|batch (\d{1,9}) (\d{1,18}) (\d{1,18}) ([0-9a-f]{64}))\n", re.ASCII
+    r"(?:file (\d{1,9}) (\S+)|batch (\d{1,9}) (\d{1,18}) (\d{1,18}) ([0-9a-f]{64})"
+    r"|converted (\d{1,9}) (\d{1,18}) ([0-9a-f]{64}) (0x[01]\.[0-9a-f]{1,13}p[+-]\d{1,4}))\n",
+    re.ASCII,
 )
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 _LONGEST_LINE = 1024  # bytes
 
 Batches = dict[tuple[int, int], str]  # (offset, nbytes) in a source file -> SHA-256 of the file up to there
+Converted = dict[
+    int, tuple[str, float]
+]  # a piece's offset in it -> SHA-256 of what became of it, relative error
 
 
 class Journal:
@@ -41,7 +49,7 @@ class Journal:
         other command must have left.
         """
         self._path = path
-        self._files: dict[int, tuple[str, Batches]] = {}
+        self._files: dict[int, tuple[str, Batches, Converted]] = {}
         with storage_errors(path):
             found = os.listdir(path.parent)
             if found and path.name not in found and MANIFEST_FILE not in found:
@@ -67,17 +75,21 @@ class Journal:
         """Close the file."""
         os.close(self._descriptor)
 
-    def begin_file(self, number: int, identity: str) -> Batches:
+    def begin_file(self, number: int, identity: str) -> tuple[Batches, Converted]:
         """Return what is noted of a source file; nothing when it had another identity (one word) then."""
-        known, batches = self._files.get(number, ("", {}))
+        known, batches, converted = self._files.get(number, ("", {}, {}))
         if known == identity:
-            return batches
+            return batches, converted
         self._append(f"file {number} {identity}\n")
-        return {}
+        return {}, {}
 
     def note(self, number: int, offset: int, nbytes: int, sha256: str) -> None:
         """Note that these bytes of a source file are in the pack."""
         self._append(f"batch {number} {offset} {nbytes} {sha256}\n")
+
+    def note_converted(self, number: int, offset: int, sha256: str, relative_error: float) -> None:
+        """Note what became of the piece at offset; it counts once the batch that it lies in is noted."""
+        self._append(f"converted {number} {offset} {sha256} {relative_error.hex()}\n")
 
     def _append(self, line: str) -> None:
         with storage_errors(self._path):
@@ -103,8 +115,12 @@ class Journal:
             self._append(wanted)
 
     def _take(self, line: re.Match[str]) -> None:
-        file, identity, number, offset, nbytes, sha256 = line.groups()
+        file, identity, number, offset, nbytes, sha256, piece_of, piece_offset, piece_sha256, error = (
+            line.groups()
+        )
         if file is not None:
-            self._files[int(file)] = (identity, {})
-        elif int(number) in self._files:
+            self._files[int(file)] = (identity, {}, {})
+        elif number is not None and int(number) in self._files:
             self._files[int(number)][1][int(offset), int(nbytes)] = sha256
+        elif piece_of is not None and int(piece_of) in self._files:
+            self._files[int(piece_of)][2][int(piece_offset)] = (piece_sha256, float.fromhex(error))

@@ -136,19 +136,27 @@ class TensorConversion:
     relative_error: float = 0.0
     _lock: Lock = field(default_factory=Lock)
 
-    def convert(self, raw: memoryview, matrix: int = 0) -> memoryview:
-        """Return whole rows of one of its matrices in the new dtype; raises CheckpointError for NaN and infinity."""
+    def convert(self, raw: memoryview, matrix: int = 0) -> tuple[memoryview, float]:
+        """Return whole rows of one of its matrices in the new dtype, and the largest relative error of a row.
+
+        Raises CheckpointError for NaN and infinity.
+        """
         weights = None if self.importance is None else self.importance[matrix]
         converted, error = self.quantizer.convert(
             raw, self.source_dtype, self.dtype, self.num_columns, weights
         )
         if not math.isfinite(error):
             raise CheckpointError(
-                f"{self.name}: holds numbers that are not finite, which cannot be quantized"
+                f"{self.name}: holds numbers that are not finite, which cannot be quantized; leave it as it is: "
+                f"--quantize ...,{self.name}={KEEP}"
             )
+        self.note(error)
+        return converted.data, error
+
+    def note(self, relative_error: float) -> None:
+        """Take the error of some rows into account."""
         with self._lock:
-            self.relative_error = max(self.relative_error, error)
-        return converted.data
+            self.relative_error = max(self.relative_error, relative_error)
 
     def offset(self, source_offset: int) -> int:
         """Return where a row begins that begins at source_offset in the source's dtype."""

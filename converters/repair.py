@@ -251,7 +251,7 @@ class _Repairing:
                 view = self._buffer[: min(step, piece.nbytes - start)]
                 read(piece.file, piece.offset + start, view)
                 if piece.conversion is not None:
-                    view = piece.conversion.convert(view, piece.matrix)
+                    view, _ = piece.conversion.convert(view, piece.matrix)
                 digest.add(at, view)
                 write_from(view, descriptor, offset + at)
                 at += view.nbytes
