@@ -27,16 +27,14 @@ if TYPE_CHECKING:
 _HEADER = "lmpack journal 1, layout "
 _LINE = re.compile(
     r"(?:file (\d{1,9}) (\S+)|batch (\d{1,9}) (\d{1,18}) (\d{1,18}) ([0-9a-f]{64})"
-    r"|converted (\d{1,9}) (\d{1,18}) ([0-9a-f]{64}) (0x[01]\.[0-9a-f]{1,13}p[+-]\d{1,4}))\n",
+    r"|converted (\d{1,9}) (\d{1,18}) ([0-9a-f]{64}) (\d{1,20}\.?\d{0,20}(?:e[+-]\d{1,3})?))\n",
     re.ASCII,
 )
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 _LONGEST_LINE = 1024  # bytes
 
 Batches = dict[tuple[int, int], str]  # (offset, nbytes) in a source file -> SHA-256 of the file up to there
-Converted = dict[
-    int, tuple[str, float]
-]  # a piece's offset in it -> SHA-256 of what became of it, relative error
+Converted = dict[int, tuple[str, float]]  # a piece's offset in it -> its new bytes' SHA-256, relative error
 
 
 class Journal:
@@ -89,7 +87,7 @@ class Journal:
 
     def note_converted(self, number: int, offset: int, sha256: str, relative_error: float) -> None:
         """Note what became of the piece at offset; it counts once the batch that it lies in is noted."""
-        self._append(f"converted {number} {offset} {sha256} {relative_error.hex()}\n")
+        self._append(f"converted {number} {offset} {sha256} {relative_error:.17g}\n")
 
     def _append(self, line: str) -> None:
         with storage_errors(self._path):
@@ -123,4 +121,4 @@ class Journal:
         elif number is not None and int(number) in self._files:
             self._files[int(number)][1][int(offset), int(nbytes)] = sha256
         elif piece_of is not None and int(piece_of) in self._files:
-            self._files[int(piece_of)][2][int(piece_offset)] = (piece_sha256, float.fromhex(error))
+            self._files[int(piece_of)][2][int(piece_offset)] = (piece_sha256, float(error))
