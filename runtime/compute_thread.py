@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from runtime.interruptible import take
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,7 +18,7 @@ T = TypeVar("T")
 
 
 class AbandonedError(Exception):
-    """Nobody waits for this computation any more; no caller sees it."""
+    """Nobody waits for this computation any more, or the thread was closed while another one waits."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,16 +34,32 @@ class ComputeThread:
     def __init__(self) -> None:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._current: _Call | None = None
+        self._process_id = os.getpid()
+        self._is_closed = False
+        self._has_ended = False
+        self._wakeup: SimpleQueue[None] = SimpleQueue()  # gets an item when it has
         self._thread = Thread(target=self._serve, name="compute", daemon=True)
         self._thread.start()
+        # The interpreter's end unwinds daemon threads, and torch's C++ aborts the process when it is unwound.
+        atexit.register(self.close)
+
+    @property
+    def is_here(self) -> bool:
+        """False in a fork of the process that made it, where the thread does not run."""
+        return self._process_id == os.getpid()
 
     def run(self, function: Callable[[], T]) -> T:
-        """What the function returns or raises there; an exception that a signal raises here abandons it."""
+        """What the function returns or raises there; an exception that a signal raises here abandons it.
+
+        ValueError when the thread is closed, or belongs to another process.
+        """
+        if self._is_closed or not self.is_here:
+            raise ValueError("the engine is closed, or this process is a fork of the one that loaded it")
         call = _Call(function)
         try:
             # Both ends are C's: a signal comes before or after, and leaves no lock taken.
             self._calls.put(call)
-            result, error = call.answers.get()
+            result, error = take(call.answers)
         except BaseException:
             call.is_abandoned = True
             raise
@@ -51,14 +71,22 @@ class ComputeThread:
             del error  # or it and this frame would keep each other, and all that it went through
 
     def check(self) -> None:
-        """From within a long computation: raises AbandonedError, through all of it, when nobody waits for it."""
-        if self._current is not None and self._current.is_abandoned:
+        """From within a long computation: raises AbandonedError, through all of it, when it is to end."""
+        if self._is_closed or (self._current is not None and self._current.is_abandoned):
             raise AbandonedError
 
     def close(self) -> None:
-        """Join the thread, when it has ended what it computes; may be called again."""
+        """End the thread, what it computes at the next check; may be called again, after an interrupt as well."""
+        if not self.is_here:
+            return
+        self._is_closed = True
         self._calls.put(None)
+        while (
+            not self._has_ended
+        ):  # Python 3.11 takes a thread for ended when an interrupt comes during its join()
+            take(self._wakeup)
         self._thread.join()
+        atexit.unregister(self.close)
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -69,3 +97,5 @@ class ComputeThread:
                 call.answers.put((None, error))
             self._current = None
             del call
+        self._has_ended = True
+        self._wakeup.put(None)

@@ -130,15 +130,18 @@ class Engine:
         """Logits float32 [1, vocab], in RAM, after the last of `token_ids`, or [n, vocab] after each; kv moves on."""
 
         def compute() -> Tensor:
-            with torch.inference_mode():
-                hidden = self._hidden(token_ids, kv)
-                return self.model.logits(hidden if all_logits else hidden[-1:]).cpu()
+            hidden = self._hidden(token_ids, kv)
+            return self._logits(hidden if all_logits else hidden[-1:]).cpu()
 
         return self.thread.run(compute)
 
     def hidden(self, token_ids: Sequence[int], kv: KVCache) -> Tensor:
         """Final hidden states float32 [n, hidden] of `token_ids`, which follow the cache's; kv moves on."""
         return self.thread.run(partial(self._hidden, token_ids, kv))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits float32 [n, vocab] of final hidden states [n, hidden]."""
+        return self.thread.run(partial(self._logits, hidden))
 
     def check_prompt(self, prompt_ids: Sequence[int]) -> None:
         """UsageError when a prompt is empty or does not fit."""
@@ -155,7 +158,7 @@ class Engine:
         `prompt_ids`. Raises what check_prompt() raises.
         """
         self.check_prompt(prompt_ids)
-        kv = kv if kv is not None else self.new_kv()
+        kv = kv if kv is not None else self.thread.run(self.new_kv)
         known = self.thread.run(partial(kv.keep_prefix, prompt_ids[:-1]))
         sampler = Sampler(params)
         past = list(prompt_ids)
@@ -210,8 +213,11 @@ class Engine:
     def close(self) -> None:
         """Free the experts' memory and join all threads; the engine is of no use afterwards.
 
-        Raises StorageError when it was to keep the session for the next start and cannot.
+        Raises StorageError when it was to keep the session for the next start and cannot. Does nothing in a fork of
+        the process that loaded it.
         """
+        if not self.thread.is_here:
+            return
         self.thread.close()  # an interrupt of it leaves the memory that it works in as it is
         try:
             if self.session is not None:
@@ -241,6 +247,10 @@ class Engine:
                 for first in range(0, len(token_ids), PREFILL_CHUNK)
             ]
         return torch.cat(chunks)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return self.model.logits(hidden)
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:
         vocab_size = self.plan.config.vocab_size

@@ -58,6 +58,7 @@ class Model:
         check: Callable[[], None],
     ) -> None:
         config = self.config = plan.config
+        self.check = check
         self.kernels = kernels
         self.embedding = weights.matrix("token_embd.weight")
         self.device = weights.device
@@ -88,6 +89,7 @@ class Model:
 
     def forward(self, token_ids: Sequence[int], kv: KVCache) -> Tensor:
         """Final hidden states float32 [n, hidden] of the n tokens that follow the cache's; kv moves on."""
+        self.check()
         step = Step(kv, len(token_ids), self.config.sliding_window)
         ids = torch.tensor(token_ids, dtype=torch.int32, device=self.device)
         hidden = self.kernels.run(self.body, ids, step=step).clone()

@@ -76,6 +76,6 @@ def _losses(engine: Engine, token_ids: Sequence[int], first: int) -> torch.Tenso
     with torch.inference_mode():
         for start in range(0, len(targets), _LOGIT_ROWS):
             part = slice(start, start + _LOGIT_ROWS)
-            logprobs = engine.model.logits(hidden[part]).log_softmax(-1)
+            logprobs = engine.logits(hidden[part]).log_softmax(-1)
             rows.append(-logprobs.gather(1, targets[part, None]).squeeze(1).double())
     return torch.cat(rows)
