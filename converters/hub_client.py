@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_FAILURES = 6  # in a row; a try that brought bytes starts the count again
+NOTICED_S = 10.0  # a silence that one wonders about
 MAX_WAIT_S = 600.0  # the hub's rate limits start anew every five minutes
 TIMEOUT_S = 30.0  # of silence, not of the whole transfer
 RANGE_NBYTES = (
@@ -44,8 +45,17 @@ _RATE_LIMIT_RESET = re.compile(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d{1,6})")  # Rate
 class HubClient:
     """Asks one hub, with one token; may be used from many threads."""
 
-    def __init__(self, *, token: str | None = None, wait: Callable[[float], object] | None = None) -> None:
-        """Take the token given, or the one huggingface_hub finds; `wait` passes seconds between two tries."""
+    def __init__(
+        self,
+        *,
+        token: str | None = None,
+        wait: Callable[[float], object] | None = None,
+        notice: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        """Take the token given, or the one huggingface_hub finds; `wait` passes seconds between two tries.
+
+        `notice` is told when they are many, from any thread.
+        """
         self.endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
         if not self.endpoint.startswith(("https://", "http://")):
             raise UsageError(f"HF_ENDPOINT is {self.endpoint!r:.100}, expected https://...")
@@ -63,6 +73,7 @@ class HubClient:
         self._stopped = Event()
         self._sockets: set[socket.socket] = set()  # of the streams that run
         self._wait = wait or self._stopped.wait
+        self._notice = notice
         self._has_answered = False
 
     def stop(self) -> None:
@@ -155,7 +166,12 @@ class HubClient:
         is_offline = isinstance(error, httpx2.ConnectError) and not self._has_answered
         if not may_pass or is_offline or failures >= most:
             raise HubError(self.hide_token(f"{where}: {self._explain(error)}")) from error
-        self._wait(_wait_s(error, failures))
+        wait_s = _wait_s(error, failures)
+        if wait_s >= NOTICED_S:
+            self._notice(
+                f"{where}: {self.endpoint} answered {status}; asking again in {wait_s:.0f} s, as it wants"
+            )
+        self._wait(wait_s)
         self.check_stopped(where)
 
     @contextmanager

@@ -165,7 +165,7 @@ def _told_as_the_repositorys(repo: HubRepo, stand_ins: Path) -> Iterator[None]:
         yield
     except (CheckpointError, UnsupportedError, UsageError) as error:
         text, here = str(error), os.fspath(stand_ins)
-        if here not in text:
+        if here not in text and not text.startswith(f"{repo.repo_id}: "):
             raise
         text = text.replace(f"{here}/", f"{repo.repo_id}: ").replace(here, repo.repo_id)
         raise type(error)(f"{text} (so it is in the repository: tell its owner, or pull another)") from error

@@ -110,7 +110,12 @@ class HubRepo:
 
 
 def split_model_name(name: str) -> tuple[str, str | None]:
-    """Return the parts of REPO:NAME; the second is None when there is no colon. Raises UsageError for an empty NAME."""
+    """Return the parts of REPO:NAME; the second is None when there is no colon.
+
+    Raises UsageError for an empty NAME, and for the address of a page.
+    """
+    if name.startswith(("https://", "http://")):
+        raise UsageError(f"{name!r:.120} is an address; name what follows the host in it: OWNER/NAME")
     repo_id, colon, wanted = name.removeprefix("hf://").partition(":")
     if colon and not wanted.strip():
         raise UsageError(

@@ -130,6 +130,24 @@ def test_a_name_that_is_none_asks_nobody(
     assert not hub.requests
 
 
+def test_the_address_of_a_page_is_no_name(hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    said = error_of(["pull", f"{hub.url}/{REPO}"], capsys, 2)
+    assert f"{REPO}' is an address; name what follows the host in it: OWNER/NAME" in said
+    assert not hub.requests
+
+
+@pytest.mark.parametrize(
+    "raw", [b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", b"<html></html>"]
+)
+def test_what_was_uploaded_in_place_of_weights_is_the_owners_to_mend(
+    hub: HubServer, raw: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.add(REPO, {"m-Q8_0.gguf": raw})
+    said = error_of(["pull", REPO], capsys)
+    assert said.startswith(f"lmpack: error: {REPO}: m-Q8_0.gguf: is a ")
+    assert said.endswith("(so it is in the repository: tell its owner, or pull another)\n")
+
+
 def test_no_such_revision(hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
     hub.add(REPO, {"m.gguf": b"x"})
     said = error_of(["pull", REPO, "--revision", "v9"], capsys)

@@ -250,9 +250,16 @@ def test_a_busy_hub_is_waited_for_as_long_as_it_asks(
     hub.add(REPO, {"m-Q8_0.gguf": gguf_bytes(moe_tensors(), METADATA)})
     hub.fail(path, fault, fault)
     waited: list[float] = []
-    repo = HubRepo.open(HubClient(wait=waited.append), REPO)
+    told: list[str] = []
+    repo = HubRepo.open(HubClient(wait=waited.append, notice=told.append), REPO)
     pull(repo, choose_model(repo, None), tmp_path / "m.lmpack")
     assert waited == waits
+    noticed = [seconds for seconds in waits if seconds >= 10]
+    assert len(told) == len(noticed)
+    assert all(
+        f"{hub.url} answered 429; asking again in {seconds} s" in text
+        for text, seconds in zip(told, noticed, strict=True)
+    )
 
 
 def test_a_hub_that_stays_busy_is_given_up(hub: HubServer) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from tqdm import tqdm
 
 from lmpack.cli.path_argument import ModelPath
 from lmpack.cli.text_input import Word
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from converters.hub_client import HubClient
 
 F = TypeVar("F", bound="Callable[..., object]")
 
@@ -32,6 +36,13 @@ def revision_option(command: F) -> F:
     return click.option(
         "--revision", type=Word(), default="main", show_default=True, help="A branch, tag or commit."
     )(command)
+
+
+def hub_client(token: str | None = None) -> HubClient:
+    """Return a client that says on stderr what it waits for, above a progress bar."""
+    from converters.hub_client import HubClient
+
+    return HubClient(token=token, notice=lambda text: tqdm.write(f"lmpack: {text}", file=sys.stderr))
 
 
 class ModelPathOrRepo(ModelPath):

@@ -9,7 +9,7 @@ import click
 
 from lmpack.alignment import DEFAULT_PAGE_SIZE
 from lmpack.byte_size import format_nbytes, parse_byte_size
-from lmpack.cli.hub_options import revision_option, token_option
+from lmpack.cli.hub_options import hub_client, revision_option, token_option
 from lmpack.cli.path_argument import NewPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import echo_incomplete, one_line, print_json, told_when_interrupted
@@ -73,14 +73,13 @@ def command(
     When it offers several models, name one after a colon: REPO:Q4_K_M. Run it again after an interruption, and it
     goes on where it stopped.
     """
-    from converters.hub_client import HubClient
     from converters.hub_model import choose_model
     from converters.hub_pull import download_folder, pull
     from converters.hub_repo import HubRepo, split_model_name
 
     repo_id, wanted = split_model_name(repo)
     page_nbytes = parse_byte_size(page_size)
-    opened = HubRepo.open(HubClient(token=token), repo_id, revision)
+    opened = HubRepo.open(hub_client(token), repo_id, revision)
     model = choose_model(opened, wanted)
     path = Path(dst) if dst is not None else Path(_default_name(repo_id, model))
     advice = f"the same command goes on from what is in {download_folder(path)}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from lmpack.byte_size import format_nbytes
-from lmpack.cli.hub_options import revision_option, token_option
+from lmpack.cli.hub_options import hub_client, revision_option, token_option
 from lmpack.cli.path_argument import PackPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import print_json, told_when_interrupted
@@ -37,15 +37,12 @@ def command(pack: str, repo: str, private: bool, revision: str, token: str | Non
     The pack is validated first. A README.md is made from its manifest unless REPO has one. Files go by Git LFS, which
     every hub takes, and not by Xet. Run it again after an interruption, and it sends only what is missing.
     """
-    from converters.hub_client import HubClient
     from converters.hub_push import push
 
     total = sum(max(0, nbytes) for nbytes in found_files(Path(pack)).values())
     advice = "the same command sends what is missing"
     with told_when_interrupted(advice), progress_bar(total, description="push") as progress:
-        report = push(
-            HubClient(token=token), pack, repo, private=private, revision=revision, progress=progress
-        )
+        report = push(hub_client(token), pack, repo, private=private, revision=revision, progress=progress)
     if as_json:
         print_json(
             {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lmpack.byte_size import format_nbytes
-from lmpack.cli.hub_options import ModelPathOrRepo
+from lmpack.cli.hub_options import ModelPathOrRepo, hub_client
 from lmpack.cli.path_argument import ModelPath, PackPath
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import one_line, print_json
@@ -159,10 +159,9 @@ def _origin(pack: str, path: str, revision: str | None = None) -> ByteOrigin:
         from converters.byte_origin import open_local_origin
 
         return open_local_origin(Path(path), source)
-    from converters.hub_client import HubClient
     from converters.hub_origin import open_hub_origin
 
-    return open_hub_origin(HubClient(), path, source, revision)
+    return open_hub_origin(hub_client(), path, source, revision)
 
 
 def _compared(pack: str, path: str, report: ValidationReport, jobs: int | None) -> ValidationReport:
