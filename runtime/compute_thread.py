@@ -81,9 +81,8 @@ class ComputeThread:
             return
         self._is_closed = True
         self._calls.put(None)
-        while (
-            not self._has_ended
-        ):  # Python 3.11 takes a thread for ended when an interrupt comes during its join()
+        # Python 3.11 takes a thread for ended when an interrupt comes during its join().
+        while not self._has_ended:
             take(self._wakeup)
         self._thread.join()
         atexit.unregister(self.close)

@@ -71,8 +71,9 @@ def test_a_list_of_files_without_an_end(
 
 
 def test_no_other_server_gets_the_token_by_a_next_page(
-    hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(converters.hub_repo, "MAX_PAGES", 20)
     hub.add(REPO, {"m.gguf": gguf_bytes(moe_tensors(), METADATA)})
     commit = hub.repos[REPO].branches["main"].commit
     host = hub.url.replace("127.0.0.1", "localhost")

@@ -146,11 +146,12 @@ class TestEveryKernel:
         slot_of = np.random.default_rng(7).permutation(NUM_SLOTS).tolist()
         bank, _ = bank_of(dtypes, ("gate", "up", "down"))
         moved, _ = bank_of(dtypes, ("gate", "up", "down"), slot_of)
-        x, slots = inputs(64, HIDDEN), random_slots(64, 8)
+        n = 64 if kernels.computes_at_once(64 * 8, bank) else 8  # one that does not dequantises for each token
+        x, slots = inputs(n, HIDDEN), random_slots(n, 8)
         together = experts_of(kernels, x, slots, bank).clone()
         assert torch.equal(kernels.expert_ffn(x, slots.tolist(), bank), together)
-        alone = [experts_of(kernels, x[t : t + 1], slots[t : t + 1], bank).clone() for t in range(16)]
-        assert torch.equal(torch.cat(alone), together[:16])
+        alone = [experts_of(kernels, x[t : t + 1], slots[t : t + 1], bank).clone() for t in range(n // 4)]
+        assert torch.equal(torch.cat(alone), together[: n // 4])
         one_by_one = [
             experts_of(kernels, x[:1], slots[:1, rank : rank + 1], bank).clone() for rank in range(8)
         ]
