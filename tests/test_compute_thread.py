@@ -25,6 +25,7 @@ INTERRUPTED_AT_THE_END = """
 import os, signal, torch
 from runtime.compute_thread import ComputeThread
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
 thread = ComputeThread()
 x = torch.ones(64, 64)
 
@@ -89,6 +90,14 @@ def while_main_waits_in(name: str, act: Callable[[], None]) -> Iterator[None]:
     finally:
         left.set()
         watcher.join()
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """SIGINT interrupts, also where it is ignored: in a job in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def interrupt() -> None:

@@ -146,7 +146,9 @@ class TestEveryKernel:
         slot_of = np.random.default_rng(7).permutation(NUM_SLOTS).tolist()
         bank, _ = bank_of(dtypes, ("gate", "up", "down"))
         moved, _ = bank_of(dtypes, ("gate", "up", "down"), slot_of)
-        n = 64 if kernels.computes_at_once(64 * 8, bank) else 8  # one that does not dequantises for each token
+        n = (
+            64 if kernels.computes_at_once(64 * 8, bank) else 8
+        )  # one that does not dequantises for each token
         x, slots = inputs(n, HIDDEN), random_slots(n, 8)
         together = experts_of(kernels, x, slots, bank).clone()
         assert torch.equal(kernels.expert_ffn(x, slots.tolist(), bank), together)
