@@ -1,4 +1,11 @@
-"""`python -m lmpack` is the `lmpack` command."""
+"""The `lmpack` command, also as `python -m lmpack`: until it listens, an interrupt ends it without a traceback."""
+
+import signal
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.default_int_handler
+):  # not where it is ignored, as in background jobs
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from lmpack.cli.main import main
 

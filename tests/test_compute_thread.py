@@ -58,6 +58,14 @@ with Engine.load(sys.argv[1], num_threads=2) as engine:
 """
 
 
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """A shell's job in the background ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def python(script: str, *args: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a script of its own."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, *args]

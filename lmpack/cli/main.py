@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import shell_complete
 
 from lmpack import __version__
+from lmpack.cli import endings
 from lmpack.cli.report import one_line
 from lmpack.cli.standard_streams import STANDARD_OUTPUT, drop_refused_output, use_utf8
 from lmpack.errors import LmpackError, UsageError
@@ -120,9 +120,6 @@ def run(args: Sequence[str]) -> int:
 def main() -> None:
     """The `lmpack` command."""
     use_utf8()
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(ending) == signal.SIG_DFL:  # nohup has one of them ignored
-            signal.signal(ending, _end)
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -131,12 +128,14 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if "_LMPACK_COMPLETE" in os.environ:  # a shell asks how a command line could go on
         sys.exit(shell_complete(cli, {}, "lmpack", "_LMPACK_COMPLETE", os.environ["_LMPACK_COMPLETE"]))
-    sys.exit(run(sys.argv[1:]))
-
-
-def _end(ending: int, _: object) -> NoReturn:
-    """Leave by way of all that cleans up, as Ctrl-C does."""
-    sys.exit(128 + ending)
+    endings.listen()
+    try:
+        exit_code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # another one, while the first was told
+        exit_code = EXIT_INTERRUPTED
+    except SystemExit as ended:
+        exit_code = int(ended.code or 0)
+    endings.leave(exit_code)
 
 
 def _invoke(args: Sequence[str]) -> int:
