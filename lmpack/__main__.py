@@ -2,9 +2,8 @@
 
 import signal
 
-if (
-    signal.getsignal(signal.SIGINT) is signal.default_int_handler
-):  # not where it is ignored, as in background jobs
+# In a background job it is ignored, and stays so.
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from lmpack.cli.main import main

@@ -100,14 +100,6 @@ def while_main_waits_in(name: str, act: Callable[[], None]) -> Iterator[None]:
         watcher.join()
 
 
-@pytest.fixture(autouse=True)
-def heard() -> Iterator[None]:
-    """SIGINT interrupts, also where it is ignored: in a job in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
