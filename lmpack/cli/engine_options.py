@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmpack.byte_size import format_nbytes, parse_byte_size
+from lmpack.cli.bus_errors import name_bus_errors
 from lmpack.cli.progress import progress_bar
 from lmpack.cli.report import one_line
 from lmpack.cli.text_input import Word
@@ -75,6 +76,8 @@ class EngineOptions:
             if self.ram is None and self.vram is None:
                 raise
             raise UsageError(str(error)) from error
+        if engine.io_choice.store == "mmap":
+            name_bus_errors(engine)
         num_processors = len(os.sched_getaffinity(0))
         if engine.plan.num_threads > num_processors:
             click.echo(
