@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import httpx2
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, constants
-from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub.utils import disable_progress_bars, get_session
 
 from converters.hub_repo import DEFAULT_REVISION, HubRepo, check_repo_id
 from converters.model_card import CARD_FILE, model_card
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 COMMIT_NUM_FILES = 1000  # a commit of many thousand files times out on the hub
 MAX_UPLOAD_FAILURES = 2  # each after six tries and 23 s of huggingface_hub's own
+SILENCE_S = 300.0  # of a hub that makes a commit, or of a store that puts a large file together
 UPLOAD_NBYTES = 256 << 20  # between two steps of the progress
 _OURS = ("experts/", KEPT_FOLDER, SHARED_FILE, MANIFEST_FILE)
 
@@ -61,7 +62,20 @@ def _without_xet() -> Iterator[None]:
         constants.HF_HUB_DISABLE_XET = before
 
 
+@contextmanager
+def _no_endless_silence() -> Iterator[None]:
+    """Give up requests that get no answer; those of huggingface_hub would wait for ever."""
+    session = get_session()
+    before = session.timeout
+    session.timeout = httpx2.Timeout(SILENCE_S)
+    try:
+        yield
+    finally:
+        session.timeout = before
+
+
 @_without_xet()
+@_no_endless_silence()
 def push(
     client: HubClient,
     path: Path | str,

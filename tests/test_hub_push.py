@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from huggingface_hub import ModelCard
+from huggingface_hub.utils import get_session
 from huggingface_hub.utils._runtime import is_xet_available
 
 import converters.hub_push
@@ -56,6 +57,14 @@ def test_a_pushed_pack_comes_back_the_same(hub: HubServer, tmp_path: Path, tiny_
     assert there.keys() - files_below(tiny_pack.path).keys() == {"README.md", ".gitattributes"}
     assert run(["pull", REPO, str(tmp_path / "back.lmpack")]) == 0
     assert files_below(tmp_path / "back.lmpack") == files_below(tiny_pack.path)
+
+
+def test_no_request_waits_for_ever(hub: HubServer, tiny_pack: TinyPack) -> None:
+    before = get_session().timeout
+    limits: list[float | None] = []
+    push(HubClient(), tiny_pack.path, REPO, progress=lambda _: limits.append(get_session().timeout.read))
+    assert set(limits) == {converters.hub_push.SILENCE_S}
+    assert get_session().timeout == before
 
 
 def test_the_command_prints_where_the_pack_is(
