@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,8 +27,9 @@ from converters.json_object import read_json_object
 from converters.model_config import ModelDescription, config_from_hf, hf_architecture
 from converters.tensor_role import SharedTensor, SinglePart, TensorRole, sort_hf_tensors
 from lmpack.dtype import dtype_nbytes
-from lmpack.errors import CheckpointError, UnsupportedError, UsageError
+from lmpack.errors import CheckpointError, ManifestError, UnsupportedError, UsageError
 from lmpack.layer_entry import MAX_DIMS
+from lmpack.pack import read_manifest
 from lmpack.strict_json import JsonError, parse_json
 
 if TYPE_CHECKING:
@@ -303,7 +305,7 @@ def _other_files(folder: Path, root: Path, weights: set[str], depth: int = 0) ->
         name = path.relative_to(root).as_posix()
         if entry.is_dir(follow_symlinks=False):
             is_foreign = entry.name.startswith(".") or entry.name.endswith((".lmpack", ".partial"))
-            if is_foreign:
+            if is_foreign or _is_pack(path):
                 continue
             if depth < _MAX_FOLDER_DEPTH:
                 yield from _other_files(path, root, weights, depth + 1)
@@ -311,6 +313,13 @@ def _other_files(folder: Path, root: Path, weights: set[str], depth: int = 0) ->
                 yield name, path
         elif name not in weights:
             yield name, path
+
+
+def _is_pack(folder: Path) -> bool:
+    with suppress(ManifestError):  # there is none, or another program's
+        read_manifest(folder)
+        return True
+    return False
 
 
 def _check_stays(path: Path, folder: Path, weights: Sequence[CheckpointFile]) -> None:

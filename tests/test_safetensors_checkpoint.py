@@ -333,3 +333,16 @@ def test_a_small_file_cannot_bring_in_another_file_of_the_machine(tmp_path: Path
     (folder / "notes.md").unlink()
     (folder / "notes.md").symlink_to("README.md")
     assert "notes.md" in [file.name for file in open_checkpoint(folder).files]
+
+
+def test_a_pack_beside_the_weights_is_no_part_of_them(tmp_path: Path) -> None:
+    folder = write_hf_folder(tmp_path / "hf", [moe_tensors()])
+    (folder / "app").mkdir()
+    (folder / "app" / "manifest.json").write_text('{"name": "another program"}', "ascii")
+    first = convert(folder, folder / "pack")  # whatever it is called
+    second = convert(folder, tmp_path / "again.lmpack")
+    assert second.pack_id == first.pack_id
+    assert not second.left_out
+    assert "app/manifest.json" in [
+        file.name for file in read_manifest(tmp_path / "again.lmpack").source.files
+    ]
