@@ -6,6 +6,7 @@ import ctypes
 import errno
 import mmap
 import os
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -37,15 +38,17 @@ _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 class AddressRange:
     """A run of addresses with nothing behind it until it is filled; offsets count from its start, in bytes.
 
-    Tensors and memoryviews over it must not be touched after close(): the process would die by SIGSEGV.
-    Every method raises OSError when the kernel refuses.
+    Tensors and memoryviews over it must not be touched after close(): the process would die by SIGSEGV. Without one, it
+    goes with the last of them. Every method raises OSError when the kernel refuses.
     """
 
     def __init__(self, nbytes: int, *, alignment: int = mmap.PAGESIZE) -> None:
         self.nbytes = nbytes
-        self._mapped_nbytes = nbytes + alignment - mmap.PAGESIZE
-        self._mapped_at = _map(None, self._mapped_nbytes, _PROT_NONE, _ANONYMOUS)
-        self.address = -(-self._mapped_at // alignment) * alignment
+        mapped_nbytes = nbytes + alignment - mmap.PAGESIZE
+        mapped_at = _map(None, mapped_nbytes, _PROT_NONE, _ANONYMOUS)
+        self._unmap = weakref.finalize(self, _munmap, mapped_at, mapped_nbytes)
+        self._unmap.atexit = False  # daemon threads may work in it up to the end
+        self.address = -(-mapped_at // alignment) * alignment
 
     def fill_with_memory(self, *, huge_pages: bool) -> None:
         """Put zeroed memory behind all of the range; the kernel provides each page when it is first touched."""
@@ -101,12 +104,13 @@ class AddressRange:
 
     def close(self) -> None:
         """Give addresses and memory back; a second time does nothing."""
-        if self.nbytes:
-            _munmap(self._mapped_at, self._mapped_nbytes)
-            self.nbytes = 0
+        self._unmap()
+        self.nbytes = 0
 
     def _buffer(self) -> ctypes.Array[ctypes.c_uint8]:
-        return (ctypes.c_uint8 * self.nbytes).from_address(self.address)
+        buffer = (ctypes.c_uint8 * self.nbytes).from_address(self.address)
+        buffer.owner = self  # type: ignore[attr-defined]
+        return buffer
 
 
 def _map(

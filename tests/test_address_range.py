@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PAGE = mmap.PAGESIZE
+
+
+def mapped_nbytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * PAGE
 
 
 def resident_nbytes() -> int:
@@ -90,3 +95,18 @@ def test_what_the_kernel_refuses_is_an_error_with_its_reason(addresses: AddressR
 def test_closing_twice_does_no_harm(addresses: AddressRange) -> None:
     addresses.close()
     addresses.close()
+
+
+@pytest.mark.parametrize("view", ["tensor", "view", "numpy"])
+def test_addresses_that_nobody_closed_go_with_the_last_who_sees_them(view: str) -> None:
+    before = mapped_nbytes()
+    addresses = AddressRange(1 << 30)
+    addresses.fill_with_memory(huge_pages=False)
+    seen = addresses.tensor().numpy()[:1] if view == "numpy" else getattr(addresses, view)()[:1]
+    del addresses
+    gc.collect()
+    assert seen[0] == 0
+    assert mapped_nbytes() - before > 900 << 20
+    del seen
+    gc.collect()
+    assert mapped_nbytes() - before < 100 << 20
