@@ -248,6 +248,28 @@ def test_a_conversion_that_is_told_to_end_says_what_goes_on_with_it(
     assert run([*command, "--resume"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("command", "moment", "advice"),
+    [
+        ("export", "out/tiny-Q4_K_M.gguf.partial", "what has its name in {out} is whole"),
+        ("unpack", "out.partial/shared.bin", "nothing of it is kept"),
+    ],
+)
+def test_a_command_that_is_told_to_end_says_what_becomes_of_its_work(
+    demo_gguf: Path, tmp_path: Path, command: str, moment: str, advice: str
+) -> None:
+    pack, out = tmp_path / "reference", tmp_path / "out"
+    assert run(["convert", str(demo_gguf), str(pack), "--reference"]) == 0
+    told = subprocess.run(
+        [sys.executable, "-c", TOLD_TO_END, str(signal.SIGTERM), moment, command, str(pack), str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 143
+    assert told.stderr.rstrip() == f"lmpack: interrupted; {advice.format(out=out)}"
+
+
 def test_help_loads_neither_torch_nor_numpy() -> None:
     script = (
         "import sys; from lmpack.cli.main import run; run(['--help']);"

@@ -7,7 +7,7 @@ import click
 from lmpack.byte_size import format_nbytes
 from lmpack.cli.path_argument import NewPath, PackPath
 from lmpack.cli.progress import progress_bar
-from lmpack.cli.report import one_line, print_json
+from lmpack.cli.report import one_line, print_json, told_when_interrupted
 from lmpack.plural import counted
 
 
@@ -32,7 +32,8 @@ def command(pack: str, dst: str, as_json: bool) -> None:
 
     opened = Pack.open(pack)
     total = sum(file.nbytes for file in opened.manifest.source.files)
-    with progress_bar(total, description="export") as progress:
+    advice = f"what has its name in {dst} is whole"
+    with told_when_interrupted(advice), progress_bar(total, description="export") as progress:
         report = export(opened, dst, progress=progress)
     if as_json:
         print_json(
