@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).parents[1]
 LMPACK = [sys.executable, "-m", "lmpack"]
 
 # A signal comes when the command opens one of its files, or begins another process, or torch imports a module, or in a
-# destructor when the manifest is read.
+# destructor when the manifest is read, or in a function.
 TOLD_TO_END = """
 import os, signal, sys
 from lmpack.cli.main import main
@@ -41,8 +41,13 @@ def tell(event, args):
     elif event == "import" and what == moment and "torch" in sys.modules:
         os.kill(os.getpid(), ending)
 
+def trace(frame, event, arg):
+    if frame.f_code.co_name == moment:
+        os.kill(os.getpid(), ending)
+
 signal.signal(ending, signal.default_int_handler if ending == signal.SIGINT else signal.SIG_DFL)
 sys.addaudithook(tell)
+sys.settrace(trace)
 sys.argv[1:] = sys.argv[3:]
 main()
 """
@@ -207,6 +212,7 @@ def test_ctrl_c_ends_with_exit_code_130_and_no_traceback() -> None:
     [
         ("demo", "subprocess.Popen"),
         ("run {pack} -p x -n 4000 --ignore-eos", "destructor"),  # Python ignores what is raised there
+        ("--version", "leave"),
         ("run {pack} -p x", "numpy"),  # torch ignores that it could not be imported
         ("export {pack} {work}/out", "out/tiny-Q4_K_M.gguf.partial"),
         ("convert {gguf} {work}/out --reference", "out.partial/journal"),

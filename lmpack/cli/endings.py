@@ -34,9 +34,12 @@ def leave(exit_code: int) -> NoReturn:
 
 
 def _end(ending: int, frame: FrameType | None) -> NoReturn:
-    """Raise; but out of torch's import, which an exception would abort, end: there is nothing to clean up yet."""
+    """Raise; but end where nothing is left to clean up, or nothing yet: an exception would abort torch's import."""
     while frame is not None:
-        if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"].startswith("torch"):
+        module = str(frame.f_globals.get("__name__"))
+        if frame.f_code is leave.__code__ or (
+            frame.f_code.co_name == "<module>" and module.startswith("torch")
+        ):
             os._exit(128 + ending)
         frame = frame.f_back
     if ending == signal.SIGINT:

@@ -133,8 +133,8 @@ def main() -> None:
         exit_code = run(sys.argv[1:])
     except KeyboardInterrupt:  # another one, while the first was told
         exit_code = EXIT_INTERRUPTED
-    except SystemExit as ended:
-        exit_code = int(ended.code or 0)
+    except SystemExit as ended:  # no call here: one looks for signals
+        exit_code = ended.code  # type: ignore[assignment]
     endings.leave(exit_code)
 
 
