@@ -187,5 +187,5 @@ def check_no_duplicates(tensors: Sequence[CheckpointTensor], files: Sequence[Che
     for tensor in tensors:
         first = seen.setdefault(tensor.name, tensor)
         if first is not tensor:
-            where = files[first.file].path
-            raise CheckpointError(f"{files[tensor.file].path}: tensor {tensor.name} is also in {where}")
+            also = "there twice" if first.file == tensor.file else f"also in {files[first.file].path}"
+            raise CheckpointError(f"{files[tensor.file].path}: tensor {tensor.name} is {also}")

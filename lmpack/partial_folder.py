@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lmpack.drive import alone_in, read_into, storage_errors, sync_path, sync_tree, write_from
 from lmpack.errors import ManifestError, UsageError
 from lmpack.expert_key import ExpertKey
-from lmpack.manifest import MANIFEST_FILE
+from lmpack.manifest import MANIFEST_FILE, SHARED_FILE
 from lmpack.pack import read_manifest, refuse_inside_pack
 from lmpack.pack_files import FOLDER, SPECIAL, expected_files, found_files
 
@@ -29,6 +29,9 @@ _UNFINISHED_MANIFEST = MANIFEST_FILE + PARTIAL_SUFFIX
 _WAIT = "another process is writing it; wait for it"
 _DELETE_IT = "a command that was killed left it; delete it first"
 _RESUME_IT = "an interrupted conversion left it: continue it with --resume, or delete it first"
+_RESUME_THAT = (
+    "it has an interrupted conversion's weights: continue that one with --resume, or delete it first"
+)
 
 
 class PartialFolder:
@@ -78,7 +81,10 @@ class PartialFolder:
             with alone_in(self.path, _WAIT):
                 pass
         begun = any(os.path.lexists(self.path / file) for file in (JOURNAL_FILE, MANIFEST_FILE))
-        _refuse_existing(self.path, _RESUME_IT if self._is_resumable and begun else _DELETE_IT)
+        advice = _RESUME_IT if self._is_resumable and begun else _DELETE_IT
+        if not self._is_resumable and begun and os.path.lexists(self.path / SHARED_FILE):
+            advice = _RESUME_THAT
+        _refuse_existing(self.path, advice)
 
     @contextmanager
     def discarded_on_failure(self) -> Iterator[None]:

@@ -128,7 +128,7 @@ def test_a_name_in_two_shards_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ([Tensor("a", "F32", (4,)), Tensor("a", "F32", (4,))], "tensor a is also in"),
+        ([Tensor("a", "F32", (4,)), Tensor("a", "F32", (4,))], "tensor a is there twice"),
         ([Tensor("a", "F32", (4,), offset=1 << 40)], "tensor a ends at byte"),
         ([Tensor("a", "F32", (4,), offset=(1 << 64) - 32)], "tensor a ends at byte"),
         ([Tensor("a", "F32", (1 << 50,), data=b"")], "truncated or damaged"),

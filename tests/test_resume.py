@@ -144,6 +144,13 @@ def test_without_resume_what_is_there_is_refused_with_what_to_do(
     assert json.loads(capsys.readouterr().out)["resumed_nbytes"] > 20_000
 
 
+@pytest.mark.usefixtures("small_batches")
+def test_a_command_without_a_resume_tells_what_is_there_to_be_resumed(src: Path, tmp_path: Path) -> None:
+    interrupt(src, tmp_path / "m.lmpack", 90_000)
+    with pytest.raises(UsageError, match="interrupted conversion's weights: continue that one with --resume"):
+        convert(src, tmp_path / "m.lmpack", reference=True)
+
+
 def test_resume_with_nothing_to_resume_converts_and_says_so(
     src: Path, wanted: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
