@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from tqdm import tqdm
 
 from lmpack.cli.path_argument import ModelPath
+from lmpack.cli.progress import echo_above_bar
 from lmpack.cli.text_input import Word
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def hub_client(token: str | None = None) -> HubClient:
     """Return a client that says on stderr what it waits for, above a progress bar."""
     from converters.hub_client import HubClient
 
-    return HubClient(token=token, notice=lambda text: tqdm.write(f"lmpack: {text}", file=sys.stderr))
+    return HubClient(token=token, notice=lambda text: echo_above_bar(f"lmpack: {text}"))
 
 
 class ModelPathOrRepo(ModelPath):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from functools import cache
 from threading import Lock, RLock
-from typing import TYPE_CHECKING
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-tqdm.set_lock(RLock())  # its own is a semaphore of the system's, which a process that is killed leaves behind
+    from tqdm import tqdm
 
 
 @contextmanager
@@ -23,15 +22,17 @@ def progress_bar(
 
     Without a total it counts. unit "B" counts bytes and is shown as KiB, MiB, GiB. The call is safe from any thread.
     """
+    if total == 0 or not sys.stderr.isatty():
+        yield lambda _: None
+        return
     lock = Lock()
-    with tqdm(
+    with _bars()(
         total=total,
         unit=unit,
         unit_scale=unit == "B",
         unit_divisor=1024,
         desc=description or None,
         file=sys.stderr,
-        disable=not sys.stderr.isatty(),
         leave=False,
     ) as bar:
 
@@ -40,3 +41,18 @@ def progress_bar(
                 bar.update(done)
 
         yield advance
+
+
+def echo_above_bar(text: str) -> None:
+    """Say a line on stderr, where a bar may be."""
+    _bars().write(text, file=sys.stderr)
+
+
+@cache
+def _bars() -> type[tqdm[Any]]:
+    """The library, which takes a while to import."""
+    from tqdm import tqdm
+
+    # Its own lock is a semaphore of the system's, which a process that is killed leaves behind.
+    tqdm.set_lock(RLock())
+    return tqdm  # type: ignore[no-any-return]
