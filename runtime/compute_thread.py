@@ -6,10 +6,9 @@ import atexit
 import os
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from runtime.interruptible import take
+from runtime.interruptible import InterruptibleThread, take
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,9 +35,7 @@ class ComputeThread:
         self._current: _Call | None = None
         self._process_id = os.getpid()
         self._is_closed = False
-        self._has_ended = False
-        self._wakeup: SimpleQueue[None] = SimpleQueue()  # gets an item when it has
-        self._thread = Thread(target=self._serve, name="compute", daemon=True)
+        self._thread = InterruptibleThread(self._serve, "compute")
         self._thread.start()
         # The interpreter's end unwinds daemon threads, and torch's C++ aborts the process when it is unwound.
         atexit.register(self.close)
@@ -81,10 +78,7 @@ class ComputeThread:
             return
         self._is_closed = True
         self._calls.put(None)
-        # Python 3.11 takes a thread for ended when an interrupt comes during its join().
-        while not self._has_ended:
-            take(self._wakeup)
-        self._thread.join()
+        self._thread.wait_for_end()
         atexit.unregister(self.close)
 
     def _serve(self) -> None:
@@ -96,5 +90,3 @@ class ComputeThread:
                 call.answers.put((None, error))
             self._current = None
             del call
-        self._has_ended = True
-        self._wakeup.put(None)

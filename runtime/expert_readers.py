@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from runtime.interruptible import take
+from runtime.interruptible import InterruptibleThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,13 +65,10 @@ class ExpertReaders:
         self._busy_s = 0.0
         self._closed = False
         self._work: SimpleQueue[None] = SimpleQueue()  # an item for each read that was queued
-        self._wakeup: SimpleQueue[None] = SimpleQueue()  # for close(): gets an item when a thread has ended
-        # daemons: a process whose owner forgot close() ends all the same
         self._threads = [
-            threading.Thread(target=self._run, name=f"expert-reader-{number}", daemon=True)
+            InterruptibleThread(self._run, f"expert-reader-{number}")
             for number in range(num_threads + MAX_GUESSES_IN_FLIGHT)
         ]
-        self._num_alive = len(self._threads)
         for thread in self._threads:
             thread.start()
 
@@ -134,18 +131,10 @@ class ExpertReaders:
                     queue.pop().ended = True
         for _ in self._threads:
             self._work.put(None)
-        while self._num_alive:  # see ComputeThread.close
-            take(self._wakeup)
         for thread in self._threads:
-            thread.join()
+            thread.wait_for_end()
 
     def _run(self) -> None:
-        self._serve()
-        with self._lock:
-            self._num_alive -= 1
-        self._wakeup.put(None)
-
-    def _serve(self) -> None:
         while True:
             self._work.get()
             while (read := self._next()) is not None:
