@@ -215,20 +215,28 @@ class FileCopy:
         known: tuple[str, float] | None,
     ) -> None:
         """Write what becomes of a piece; when the pack has it, as the journal says, nothing but its hash is needed."""
-        writer, error = self._tools.writer, 0.0
         recalled = None if known is None else self._recall_converted(conversion, piece, *known)
-        if recalled is None:
-            converted, error = conversion.convert(raw, piece.expert if isinstance(piece, PartPiece) else 0)
-        else:
-            converted = recalled
-        stored = recalled is not None
+        if recalled is not None:
+            self._write_converted(conversion, piece, recalled, stored=True)
+            return
+        converted, error = conversion.convert(raw, piece.expert if isinstance(piece, PartPiece) else 0)
+        self._write_converted(conversion, piece, converted, stored=False)
+        sha256 = hashlib.sha256(converted).hexdigest()
+        self._tools.journal.note_converted(self._number, offset, sha256, error)
+
+    def _write_converted(
+        self,
+        conversion: TensorConversion,
+        piece: PartPiece | SharedPiece,
+        converted: memoryview,
+        *,
+        stored: bool,
+    ) -> None:
+        writer = self._tools.writer
         if isinstance(piece, PartPiece):
             writer.write_part(piece.layer, piece.expert, piece.role, converted, stored=stored)
         else:
             writer.write_shared(piece.name, conversion.offset(piece.start), converted, stored=stored)
-        if not stored:
-            sha256 = hashlib.sha256(converted).hexdigest()
-            self._tools.journal.note_converted(self._number, offset, sha256, error)
 
     def _recall_converted(
         self, conversion: TensorConversion, piece: PartPiece | SharedPiece, sha256: str, error: float
